@@ -1,0 +1,61 @@
+"""RL Lab: one framework for the whole life of a reinforcement-learning experiment."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rl_lab.api import (
+        Policy,
+        evaluate,
+        load_policy,
+        register_algorithm,
+        register_buffer,
+        register_memory,
+        register_network,
+        register_wrapper,
+        resume,
+        runs,
+        train,
+    )
+    from rl_lab.core.batch import Action, CollectResult
+    from rl_lab.core.registry import register
+    from rl_lab.orchestration.session import Outcome
+    from rl_lab.workflows.base import Workflow
+
+__all__ = [
+    "Action",
+    "CollectResult",
+    "Outcome",
+    "Policy",
+    "Workflow",
+    "evaluate",
+    "load_policy",
+    "register",
+    "register_algorithm",
+    "register_buffer",
+    "register_memory",
+    "register_network",
+    "register_wrapper",
+    "resume",
+    "runs",
+    "train",
+]
+_ELSEWHERE = {
+    "Action": "rl_lab.core.batch",
+    "CollectResult": "rl_lab.core.batch",
+    "Outcome": "rl_lab.orchestration.session",
+    "Workflow": "rl_lab.workflows.base",
+    "register": "rl_lab.core.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Found when first asked for: `import rl_lab` alone imports nothing heavy."""
+    if name not in __all__:
+        raise AttributeError(f"module 'rl_lab' has no attribute '{name}'")
+    return getattr(import_module(_ELSEWHERE.get(name, "rl_lab.api")), name)
+
+
+def __dir__() -> list[str]:
+    """What there is to use."""
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,218 @@
+"""The Python interface: train, resume, evaluate, load a policy, list runs, register classes."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from rl_lab.collect.collector import to_array
+from rl_lab.collect.evaluate import Evaluation
+from rl_lab.core.batch import Array
+from rl_lab.core.registry import register
+from rl_lab.core.state import Tree, where_rows
+from rl_lab.envs.make import make_vector
+from rl_lab.envs.spaces import action_converter, observation_converter, observation_layout
+from rl_lab.envs.vector import SyncVector
+from rl_lab.orchestration import catalog, policy, session
+from rl_lab.orchestration.compose import Composed, compose
+from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.session import Outcome, View, no_view
+from rl_lab.orchestration.validation import validate
+from rl_lab.records.index import Index
+
+T = TypeVar("T")
+Folder = str | Path
+EVALUATE = "evaluate"  # the seed stream of `evaluate`: neither train nor eval nor test
+
+
+# ------------------------------------------------------------------------- runs
+
+
+def train(
+    spec: str | None = None,
+    *,
+    seed: int | None = None,
+    total_timesteps: float | None = None,
+    runs_dir: Folder | None = None,
+    config_file: Folder | None = None,
+    plugins: Sequence[Folder] = (),
+    overrides: Sequence[str] = (),
+    view: View = no_view,
+    **settings: Any,
+) -> Outcome:
+    """A new run, as `rl-lab train` makes it.
+
+    Settings are overrides too: `train("CartPole-v1:ppo", **{"algorithm.gamma": 0.9})`.
+    """
+    if seed is not None:
+        settings["experiment.seed"] = seed
+    if total_timesteps is not None:
+        settings["training.total_timesteps"] = total_timesteps
+    words = [*overrides, *(as_override(path, value) for path, value in settings.items())]
+    config, _ = configure(spec, words, config_file=config_file, plugins=plugins)
+    return session.train(config, root=runs_root(runs_dir), view=view)
+
+
+def resume(reference: str, *, runs_dir: Folder | None = None, view: View = no_view) -> Outcome:
+    """Continue a run, bit for bit, from its newest good checkpoint or from `RUN:STEP`."""
+    return session.resume(reference, root=runs_root(runs_dir), view=view)
+
+
+def evaluate(
+    reference: str,
+    *,
+    episodes: int = 100,
+    sample: bool = False,
+    seed: int | None = None,
+    runs_dir: Folder | None = None,
+) -> tuple[Evaluation, policy.LoadedPolicy]:
+    """Play a trained policy on seeds of its own, and say which one it was."""
+    loaded = policy.load(reference, runs_root(runs_dir), seed=seed, deterministic=not sample)
+    try:
+        return loaded.evaluate(EVALUATE, episodes), loaded
+    finally:
+        loaded.context.train_environment.close()
+
+
+def runs(*, runs_dir: Folder | None = None, **filters: Any) -> list[dict[str, Any]]:
+    """The runs whose columns equal the filters, oldest first: `runs(algorithm="ppo", seed=1)`."""
+    return Index(runs_root(runs_dir)).rows(**filters)
+
+
+def configure(
+    spec: str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    config_file: Folder | None = None,
+    config_dirs: Sequence[Folder] = (),
+    plugins: Sequence[Folder] = (),
+) -> tuple[RunConfig, Composed]:
+    """The typed config that these words mean, and where each of its values came from."""
+    loaded = [catalog.load_plugin(str(each)) for each in plugins]
+    composed = compose(
+        spec,
+        overrides,
+        config_file=Path(config_file) if config_file is not None else None,
+        config_dirs=[Path(each) for each in config_dirs],
+    )
+    if loaded:
+        composed.tree["plugins"] = [*composed.tree.get("plugins", []), *loaded]
+    return validate(composed.tree, composed.origins), composed
+
+
+def runs_root(runs_dir: Folder | None = None) -> Path:
+    """Where runs live: as given, or `RL_LAB_RUNS`, or `runs/`."""
+    return Path(runs_dir if runs_dir is not None else os.environ.get("RL_LAB_RUNS") or "runs")
+
+
+def as_override(path: str, value: Any) -> str:
+    """`key=value` in the grammar of the command line, from a Python value."""
+    return f"{path}={_spelled(value)}"
+
+
+def _spelled(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_spelled(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_spelled, value)) + "]"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    # In quotes, a backslash is only special in front of a quote.
+    text = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), str(value))
+    return f'"{text}"'
+
+
+# ----------------------------------------------------------------------- policy
+
+
+def load_policy(
+    reference: str = "@best", *, runs_dir: Folder | None = None, device: str | None = None
+) -> "Policy":
+    """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`, ready to act."""
+    return Policy.of(policy.load(reference, runs_root(runs_dir), device=device))
+
+
+@dataclass
+class Policy:
+    """A trained policy for whoever steps an environment: numpy in, numpy out.
+
+    It remembers for recurrent policies; call `reset` where an episode begins.
+    """
+
+    loaded: policy.LoadedPolicy
+    to_action: Callable[[Array], Array]
+    from_obs: Callable[[Array], Array] | None
+    obs_shape: tuple[int, ...]
+    obs_dtype: np.dtype[Any]
+    memory: Tree = None
+    rows: int = 0  # how many observations the memory belongs to
+
+    @classmethod
+    def of(cls, loaded: policy.LoadedPolicy) -> "Policy":
+        """A policy that speaks the spaces of its environment, inside the configured wrappers."""
+        vector = make_vector(replace(loaded.config.environment, vectorization="sync"), [0])
+        assert isinstance(vector, SyncVector)
+        environment = vector.envs[0]
+        shape, dtype = observation_layout(environment.observation_space)
+        made = cls(
+            loaded,
+            to_action=action_converter(environment.action_space),
+            from_obs=observation_converter(environment.observation_space),
+            obs_shape=shape,
+            obs_dtype=dtype,
+        )
+        vector.close()
+        return made
+
+    def act(self, obs: ArrayLike, *, deterministic: bool = True) -> Any:
+        """The action for one observation, or for a batch of them, as the environment takes it."""
+        given = np.asarray(obs, dtype=self.obs_dtype)
+        single = given.ndim == len(self.obs_shape)
+        batch = given[None] if single else given
+        if batch.shape[1:] != self.obs_shape:
+            wanted = f"{self.obs_shape} or (N, {', '.join(map(str, self.obs_shape))})"
+            raise ValueError(f"obs has the shape {given.shape}, this policy wants {wanted}")
+        if self.from_obs is not None:
+            batch = self.from_obs(batch)
+        workflow, device = self.loaded.workflow, self.loaded.config.experiment.device
+        if self.rows != len(batch):
+            self.memory, self.rows = workflow.initial_state(len(batch)), len(batch)
+        with torch.no_grad():
+            tensor = torch.from_numpy(np.ascontiguousarray(batch)).to(device)
+            decision = workflow.act(tensor, self.memory, deterministic=deterministic)
+        self.memory = decision.state
+        action = self.to_action(to_array(decision.action))
+        return action[0] if single else action
+
+    def reset(self, rows: NDArray[np.bool_] | None = None) -> None:
+        """Forget what was seen: everywhere, or in the rows of a batch where an episode began."""
+        if rows is None or self.memory is None:
+            self.rows = 0
+            return
+        fresh = self.loaded.workflow.initial_state(self.rows)
+        device = self.loaded.config.experiment.device
+        mask = torch.from_numpy(np.asarray(rows, dtype=np.bool_)).to(device)
+        self.memory = where_rows(mask, fresh, self.memory)
+
+
+# --------------------------------------------------------------------- register
+
+
+def _registrar(kind: str) -> Callable[[str], Callable[[T], T]]:
+    return partial(register, kind)
+
+
+register_algorithm = _registrar("workflow")
+register_network = _registrar("encoder")
+register_memory = _registrar("memory")
+register_buffer = _registrar("buffer")
+register_wrapper = _registrar("wrapper")

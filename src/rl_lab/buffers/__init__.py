@@ -1,0 +1,1 @@
+"""Layer 1: where collected data waits for its updates."""

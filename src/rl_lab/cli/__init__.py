@@ -1,0 +1,1 @@
+"""Layer 4: one file per command: parse, call, print."""

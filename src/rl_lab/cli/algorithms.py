@@ -1,0 +1,47 @@
+"""`rl-lab algorithms`: what can learn, and with which options."""
+
+import inspect
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_lab.cli.config import print_options
+from rl_lab.cli.printing import say, say_json, table
+
+
+def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
+    """Print all algorithms, or all options of one."""
+    from rl_lab.core import registry
+    from rl_lab.orchestration import catalog
+    from rl_lab.orchestration.config import describe
+
+    for file in plugins:
+        catalog.load_plugin(str(file))
+    if name is None:
+        found = [(each, _summary(registry.get("workflow", each))) for each in _names()]
+        rows = [{"name": each, "description": line} for each, line in found]
+        if as_json:
+            say_json(rows)
+        else:
+            say(table(rows, ["name", "description"]))
+        return 0
+    chosen = registry.get("workflow", name)
+    config = catalog.config_class(chosen)
+    options = describe(config, "algorithm.") if config else []
+    if not as_json:
+        say(f"{name}: {_summary(chosen)}\n")
+    if options or as_json:
+        print_options(options, as_json)
+    else:
+        say("It declares no options: every key of its `algorithm:` block reaches it as written.")
+    return 0
+
+
+def _names() -> list[str]:
+    from rl_lab.core import registry
+
+    return registry.names("workflow")
+
+
+def _summary(item: type) -> str:
+    """The first line of a class's own docstring."""
+    return (inspect.cleandoc(item.__doc__ or "").splitlines() or [""])[0]

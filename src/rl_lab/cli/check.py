@@ -1,0 +1,147 @@
+"""`rl-lab check`: proofs instead of promises, for an environment, an algorithm, this machine."""
+
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_lab.cli.printing import pairs, say, say_json, table
+from rl_lab.core.errors import UserError
+
+STAND_INS = ("CartPole-v1", "Pendulum-v1")  # discrete first; an algorithm may refuse one of them
+TINY: dict[str, Any] = {
+    "environment.num_envs": 2,
+    "training.total_timesteps": 1_024,
+    "evaluation.every_steps": 512,
+    "evaluation.episodes": 2,
+    "evaluation.test_episodes": 0,
+    "logging.every_steps": 1,
+    "logging.tensorboard": False,
+    "compute.compile": "off",
+}
+
+
+def environment(id: str, *, as_json: bool) -> int:
+    """The snapshot level of an environment, proven in a second process."""
+    from rl_lab.envs.check import check_env
+
+    report = check_env(id)
+    points = [{"point": p.name, "step": p.step, "result": p.difference} for p in report.points]
+    if as_json:
+        level = {"id": id, "level": report.level, "exact": report.exact, "reason": report.reason}
+        say_json({**level, "points": points})
+        return 0
+    for point in points:
+        point["result"] = "exact" if point["result"] is None else f"differs: {point['result']}"
+    if points:
+        say(table(points, ["point", "step", "result"]) + "\n")
+    if report.exact:
+        say(f"OK: {id} resumes bit for bit (E0: its state is captured)")
+    else:
+        say(f"{id} is {report.level}: a resumed run starts new episodes ({report.reason})")
+    return 0
+
+
+def algorithm(name: str, *, plugins: Sequence[Path], as_json: bool) -> int:
+    """Two tiny runs, one of them interrupted: are they the same, bit for bit?"""
+    from rl_lab.core import registry
+    from rl_lab.orchestration import catalog
+
+    for file in plugins:
+        catalog.load_plugin(str(file))
+    registry.get("workflow", name)  # a wrong name is told before anything else
+    refusals = []
+    for id in STAND_INS:
+        try:
+            different = compare_interrupted(id, name, plugins)
+        except UserError as error:
+            refusals.append(f"{id}: {error}")
+            continue
+        if as_json:
+            say_json({"algorithm": name, "environment": id, "exact": not different,
+                      "differences": different})  # fmt: skip
+        elif different:
+            say(f"FAILED: after an interruption on {id}, these differ: {', '.join(different)}")
+        else:
+            say(f"OK: {name} on {id}: interrupted and resumed equals uninterrupted, bit for bit")
+        return 1 if different else 0
+    raise UserError(f"{name} runs on neither: {'; '.join(refusals)}")
+
+
+def compare_interrupted(id: str, name: str, plugins: Sequence[Path] = ()) -> list[str]:
+    """Where the state and the metrics of an interrupted run differ from an uninterrupted one."""
+    import torch
+
+    from rl_lab import api
+    from rl_lab.core.state import differences
+    from rl_lab.records.checkpoint import CheckpointStore
+
+    with tempfile.TemporaryDirectory(prefix="rl-lab-check-") as folder:
+        root = Path(folder)
+        settings = {"environment.id": id, "algorithm.name": name, **TINY}  # no preset
+        straight = api.train(runs_dir=root, plugins=plugins, **settings)
+        broken = api.train(runs_dir=root, plugins=plugins, view=_interrupting, **settings)
+        if broken.exit_code == 0:
+            raise UserError("it ended before it could be interrupted")
+        torch.manual_seed(1)  # a new process would not share our random stream
+        resumed = api.resume(str(broken.run.path), runs_dir=root)
+        states = [CheckpointStore(each.run.checkpoints).load()[0] for each in (straight, resumed)]
+        for state in states:
+            state["parts"]["progress"].pop("resumes")  # the one thing that must differ
+        found = differences(*states)
+        if straight.run.metrics_file.read_bytes() != resumed.run.metrics_file.read_bytes():
+            found.append("metrics.jsonl")
+        return found
+
+
+def _interrupting(config: Any, directory: Any, start: int) -> Sequence[Any]:
+    """As if somebody asked the process to stop after the first row of metrics."""
+    from rl_lab.records.sinks import Sink
+
+    class Interruption(Sink):
+        def write(self, step: int, row: Mapping[str, float]) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    return [Interruption()]
+
+
+def install(runs_dir: Path, *, as_json: bool) -> int:
+    """Versions, compiler, device, and whether runs can be written."""
+    import platform
+    import shutil
+    from importlib.metadata import version
+
+    import torch
+
+    from rl_lab.records.provenance import PACKAGES
+
+    compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    obstacle = _obstacle(runs_dir)
+    facts = {
+        "python": f"{platform.python_version()} ({sys.executable})",
+        **{name: version(name) for name in PACKAGES},
+        "compiler": compiler or "none: updates cannot be compiled (install g++)",
+        "device": f"cuda ({gpu})" if gpu else "cpu",
+        "runs folder": f"{runs_dir} ({obstacle or 'writable'})",
+    }
+    if as_json:
+        say_json({**facts, "ok": obstacle is None})
+    else:
+        say(pairs(facts))
+        say("\nOK" if obstacle is None else f"\nFAILED: {obstacle}")
+    return 0 if obstacle is None else 1
+
+
+def _obstacle(folder: Path) -> str | None:
+    """Why nothing can be written there; None if it can."""
+    here = folder
+    while not here.exists() and here != here.parent:
+        here = here.parent
+    try:
+        with tempfile.NamedTemporaryFile(dir=here):
+            return None
+    except OSError as error:
+        return f"cannot be written: {error.strerror}"

@@ -1,0 +1,142 @@
+"""`rl-lab config`: the whole tree as YAML, with the origin of each value beside it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from rl_lab.cli.printing import say, say_json, table, warn
+from rl_lab.cli.train import Request
+
+WIDEST = 60  # an origin stands in this column at the latest
+DEFAULT = "default"
+
+
+def run(
+    request: Request, *, diff_with: str | None = None, options: bool = False, as_json: bool = False
+) -> int:
+    """Print the configuration that the words mean."""
+    from rl_lab.orchestration.config import to_tree
+
+    config, composed = request.configure(request.seeds[0])
+    for note in composed.notes:
+        warn(note)
+    if options:
+        return _print_options(config, as_json)
+    if diff_with is not None:
+        return _print_differences(config, diff_with, request, as_json)
+    tree = to_tree(config)
+    if as_json:
+        say_json(tree)
+        return 0
+    say(annotated(tree, composed.tree, composed.origins))
+    return 0
+
+
+def annotated(tree: Mapping[str, Any], written: Any, origins: Mapping[str, Any]) -> str:
+    """The tree as YAML, which reads back as the tree; behind each value, where it came from."""
+    lines = [(text, _origin(path, written, origins)) for path, text in _lines(tree)]
+    width = min(max(len(text) for text, origin in lines if origin), WIDEST)
+    return "\n".join(f"{text:{width}}  # {origin}" if origin else text for text, origin in lines)
+
+
+def _lines(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """`(path, line)`; the path is empty where a line has no value of its own."""
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    indent = "  " * prefix.count(".")
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield "", f"{indent}{key}:"
+            yield from _lines(value, f"{path}.")
+        elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+            yield "", f"{indent}{key}:"
+            for index, each in enumerate(value):
+                yield f"{path}.{index}", f"{indent}- {_flow(each)}"
+        else:
+            shown = yaml.safe_dump({key: value}, default_flow_style=True, width=float("inf"))
+            yield path, indent + shown.strip()[1:-1]
+
+
+def _flow(value: Any) -> str:
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
+    return text.removesuffix("...\n").strip()
+
+
+def _origin(path: str, written: Any, origins: Mapping[str, Any]) -> str:
+    """Where a value was written; a value inside of a written one (a schedule) came with it."""
+    if not path:
+        return ""
+    keys = path.split(".")
+    for end in range(len(keys), 0, -1):
+        above = ".".join(keys[:end])
+        if above in origins:
+            whole = end == len(keys) or not isinstance(_at(written, keys[:end]), Mapping)
+            return str(origins[above]) if whole else DEFAULT
+    return DEFAULT
+
+
+def _at(tree: Any, keys: list[str]) -> Any:
+    for key in keys:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _print_differences(config: Any, reference: str, request: Request, as_json: bool) -> int:
+    from rl_lab.orchestration.build import resolve
+    from rl_lab.orchestration.config import diff, to_tree
+    from rl_lab.orchestration.session import load_config
+    from rl_lab.records.run_directory import find_run
+
+    directory, _ = find_run(reference, request.runs_dir)
+    # What a run chose for `auto` is in its config, so it must be chosen here too.
+    found = diff(to_tree(load_config(directory)), to_tree(resolve(config)))
+    if as_json:
+        say_json([{"path": path, "run": run, "here": here} for path, run, here in found])
+        return 0
+    if not found:
+        say(f"no difference to {directory.path.name}")
+        return 0
+    rows = [{"key": path, directory.id: _flow(a), "here": _flow(b)} for path, a, b in found]
+    say(table(rows, ["key", directory.id, "here"]))
+    return 0
+
+
+def _print_options(config: Any, as_json: bool) -> int:
+    print_options(option_rows(config), as_json)
+    return 0
+
+
+def option_rows(config: Any) -> list[Any]:
+    """Every option of a config, with those of the algorithm, memory … that it has chosen."""
+    from rl_lab.orchestration.config import describe
+
+    rows = describe(type(config))
+    for path, block in _variants(config):
+        rows += [row for row in describe(type(block), f"{path}.") if row.help]
+    return rows
+
+
+def print_options(rows: list[Any], as_json: bool) -> None:
+    """Options as `path, type, default, help`."""
+    if as_json:
+        say_json([row._asdict() for row in rows])
+        return
+    shown = [{**row._asdict(), "default": _flow(_plain(row.default))} for row in rows]
+    say(table(shown, ["path", "type", "default", "help"]))
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | list | dict | None) else str(value)
+
+
+def _variants(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Blocks whose dataclass was chosen by name."""
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if is_dataclass(value):
+            if "variant" in each.metadata:
+                yield f"{prefix}{each.name}", value
+            yield from _variants(value, f"{prefix}{each.name}.")

@@ -1,0 +1,30 @@
+"""`rl-lab envs`: the environments that can be trained on here, and their presets."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_lab.cli.printing import say, say_json, table
+from rl_lab.core.errors import UserError
+
+
+def run(text: str, *, config_dirs: Sequence[Path], as_json: bool) -> int:
+    """Print the ids that contain a text."""
+    from rl_lab.envs.make import list_environments
+    from rl_lab.orchestration.presets import list_presets, split_spec
+
+    presets: dict[str, list[str]] = {}
+    for spec in list_presets(config_dirs):
+        id, variant = split_spec(spec)
+        if variant is not None:
+            presets.setdefault(id, []).append(variant)
+    ids = list_environments(text)
+    ids += [id for id in presets if id not in ids and text.lower() in id.lower()]
+    if not ids:
+        raise UserError(f"no environment has '{text}' in its id: `rl-lab envs` lists all")
+    found = [{"id": id, "presets": presets.get(id, [])} for id in sorted(ids)]
+    if as_json:
+        say_json(found)
+        return 0
+    rows = [{"id": row["id"], "presets": ", ".join(row["presets"])} for row in found]
+    say(table(rows, ["id", "presets"]))
+    return 0

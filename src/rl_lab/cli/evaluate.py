@@ -1,0 +1,31 @@
+"""`rl-lab evaluate`: play a trained policy on seeds of its own."""
+
+from pathlib import Path
+
+from rl_lab.cli.printing import say, say_json, spread
+
+
+def run(
+    reference: str,
+    *,
+    episodes: int,
+    sample: bool,
+    seed: int | None,
+    runs_dir: Path,
+    as_json: bool,
+) -> int:
+    """Print the return's mean and deviation."""
+    from rl_lab import api
+
+    result, policy = api.evaluate(
+        reference, episodes=episodes, sample=sample, seed=seed, runs_dir=runs_dir
+    )
+    if as_json:
+        say_json({**result.to_tree(), "run": policy.run.id, "step": policy.step})
+        return 0
+    numbers = result.summary()
+    say(
+        f"return {spread(numbers)} ({numbers['episodes']} episodes, "
+        f"length {numbers['length_mean']:,.1f}) · {policy.run.path.name} at step {policy.step:,}"
+    )
+    return 0

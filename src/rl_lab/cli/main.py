@@ -1,0 +1,285 @@
+"""The command line: every command's words and options. What they do is one file per command.
+
+Nothing heavy is imported here, so that `rl-lab --help` answers at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rl_lab.core.errors import NonFiniteError, UserError
+
+PROGRAM = "rl-lab"
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+WORDS = "SPEC|KEY=VALUE"
+
+app = typer.Typer(
+    help="Train, resume, evaluate and inspect reinforcement-learning experiments.",
+    epilog="Start with: rl-lab train CartPole-v1:ppo",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings=SETTINGS,
+)
+check_app = typer.Typer(
+    help="Prove what an environment, an algorithm or this machine can do.",
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+)
+index_app = typer.Typer(
+    help="The index over all runs.", rich_markup_mode=None, context_settings=SETTINGS
+)
+app.add_typer(check_app, name="check")
+app.add_typer(index_app, name="index")
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar=WORDS, help="an experiment such as CartPole-v1:ppo, and overrides"),
+]
+Run = Annotated[
+    str, typer.Argument(help="a run: @last, @best, an id or a path; add :best, :last or :STEP")
+]
+RunsDir = Annotated[
+    Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
+]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="a YAML file instead of SPEC")
+]
+ConfigDirs = Annotated[
+    list[Path] | None, typer.Option("--config-dir", help="a further folder of presets")
+]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE.py", help="a local file that registers classes"),
+]
+TotalTimesteps = Annotated[
+    str | None,
+    typer.Option(
+        "--total-timesteps",
+        "--total_timesteps",
+        "--max-timesteps",
+        metavar="N",
+        help="environment steps of the run, e.g. 5e3",
+    ),
+]
+Seeds = Annotated[
+    str | None, typer.Option("--seed", metavar="N[,N]...", help="one run for each of these seeds")
+]
+RUNS = Path("runs")
+
+
+@app.command(context_settings=SETTINGS)
+def train(
+    words: Words = None,
+    config_file: ConfigFile = None,
+    config_dirs: ConfigDirs = None,
+    plugins: Plugins = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN[:STEP]", help="continue a run, bit for bit")
+    ] = None,
+    seed: Seeds = None,
+    total_timesteps: TotalTimesteps = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="tracebacks and a small run without compilation")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print only the result")] = False,
+    track: Annotated[bool, typer.Option("--track", help="also log to Weights & Biases")] = False,
+    list_envs: Annotated[
+        bool, typer.Option("--list-envs", help="the same as `rl-lab envs [TEXT]`")
+    ] = False,
+    show_config: Annotated[
+        str | None, typer.Option("--cfg", metavar="job", help="the same as `rl-lab config`")
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Train an experiment, or continue a run."""
+    from rl_lab.cli import config, envs, train
+
+    if list_envs:
+        return envs.run(" ".join(words or []), config_dirs=config_dirs or [], as_json=as_json)
+    request = train.Request(
+        words=words or [],
+        config_file=config_file,
+        config_dirs=config_dirs or [],
+        plugins=plugins or [],
+        resume=resume,
+        seed=seed,
+        total_timesteps=total_timesteps,
+        debug=debug,
+        track=track,
+        runs_dir=runs_dir,
+    )
+    if show_config is not None:
+        return config.run(request, as_json=as_json)
+    return train.run(request, quiet=quiet, as_json=as_json)
+
+
+@app.command(context_settings=SETTINGS)
+def config(
+    words: Words = None,
+    config_file: ConfigFile = None,
+    config_dirs: ConfigDirs = None,
+    plugins: Plugins = None,
+    seed: Seeds = None,
+    total_timesteps: TotalTimesteps = None,
+    diff: Annotated[
+        str | None, typer.Option(metavar="RUN", help="only what differs from this run")
+    ] = None,
+    options: Annotated[
+        bool, typer.Option("--options", "--describe", help="every option, its type and meaning")
+    ] = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Print the whole configuration, and where each value comes from."""
+    from rl_lab.cli import config, train
+
+    request = train.Request(
+        words=words or [],
+        config_file=config_file,
+        config_dirs=config_dirs or [],
+        plugins=plugins or [],
+        seed=seed,
+        total_timesteps=total_timesteps,
+        runs_dir=runs_dir,
+    )
+    return config.run(request, diff_with=diff, options=options, as_json=as_json)
+
+
+@app.command(context_settings=SETTINGS)
+def evaluate(
+    run: Run,
+    episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 100,
+    sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Play a trained policy on episodes that it has never seen."""
+    from rl_lab.cli import evaluate
+
+    return evaluate.run(
+        run, episodes=episodes, sample=sample, seed=seed, runs_dir=runs_dir, as_json=as_json
+    )
+
+
+@app.command(name="list", context_settings=SETTINGS)
+def list_runs(
+    limit: Annotated[int, typer.Option(min=0, help="how many runs; 0: all")] = 20,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """List the runs, newest first."""
+    from rl_lab.cli import list_runs
+
+    return list_runs.run(limit=limit, runs_dir=runs_dir, as_json=as_json)
+
+
+@app.command(context_settings=SETTINGS)
+def show(run: Run = "@last", runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
+    """Show one run: its settings, results and checkpoints."""
+    from rl_lab.cli import show
+
+    return show.run(run, runs_dir=runs_dir, as_json=as_json)
+
+
+@app.command(context_settings=SETTINGS)
+def envs(
+    text: Annotated[str, typer.Argument(help="only ids that contain this")] = "",
+    config_dirs: ConfigDirs = None,
+    as_json: Json = False,
+) -> int:
+    """List the environments, and the presets of each."""
+    from rl_lab.cli import envs
+
+    return envs.run(text, config_dirs=config_dirs or [], as_json=as_json)
+
+
+@app.command(context_settings=SETTINGS)
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="all options of this one")] = None,
+    plugins: Plugins = None,
+    as_json: Json = False,
+) -> int:
+    """List the algorithms, or the options of one."""
+    from rl_lab.cli import algorithms
+
+    return algorithms.run(name, plugins=plugins or [], as_json=as_json)
+
+
+@check_app.command(name="env", context_settings=SETTINGS)
+def check_env(id: str, as_json: Json = False) -> int:
+    """Prove in a second process how exactly an environment can be resumed."""
+    from rl_lab.cli import check
+
+    return check.environment(id, as_json=as_json)
+
+
+@check_app.command(name="algorithm", context_settings=SETTINGS)
+def check_algorithm(name: str, plugins: Plugins = None, as_json: Json = False) -> int:
+    """Prove that an interrupted run of an algorithm equals an uninterrupted one."""
+    from rl_lab.cli import check
+
+    return check.algorithm(name, plugins=plugins or [], as_json=as_json)
+
+
+@check_app.command(name="install", context_settings=SETTINGS)
+def check_install(runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
+    """Show versions, compiler, device, and whether runs can be written."""
+    from rl_lab.cli import check
+
+    return check.install(runs_dir, as_json=as_json)
+
+
+@index_app.command(name="rebuild", context_settings=SETTINGS)
+def index_rebuild(runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
+    """Make the index again from the run folders."""
+    from rl_lab.cli import index
+
+    return index.rebuild(runs_dir, as_json=as_json)
+
+
+@index_app.callback()
+def index_group() -> None:
+    """The index over all runs."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; its exit code. Errors are lines on stderr."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    if debug and words[0] != "train":  # the others have nothing else to do with it
+        words.remove("--debug")
+    if words in ([], ["check"], ["index"]):
+        words.append("--help")
+    try:
+        return app(words, prog_name=PROGRAM, standalone_mode=False) or 0
+    except UserError as error:
+        return _fail(str(error), 2, debug)
+    except typer.TyperException as error:  # a wrong command, option or argument
+        return _fail(error.format_message(), 2, debug)
+    except NonFiniteError as error:
+        return _fail("\n".join([str(error), *getattr(error, "__notes__", [])]), 1, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130, debug)
+    except BrokenPipeError:  # `rl-lab list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - a bug; the traceback comes with --debug
+        name = type(error).__name__
+        return _fail(f"{name}: {error} (--debug shows the traceback)", 1, debug)
+
+
+def _fail(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    for line in message.splitlines():
+        typer.echo(f"error: {line}", err=True)
+    return code

@@ -1,0 +1,63 @@
+"""How commands print: JSON for programs, aligned columns for people."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_lab.records.metrics import plain
+
+
+def say(text: str = "") -> None:
+    """One or more lines on stdout, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def warn(text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"{text}\n")
+
+
+def say_json(data: Any) -> None:
+    """Data for a program."""
+    say(json.dumps(plain(data), indent=2, ensure_ascii=False))
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
+    """Rows in aligned columns below their names; numbers to the right."""
+    cells = [[cell(row.get(name)) for name in columns] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    right = [
+        bool(rows) and all(isinstance(row.get(name), int | float | None) for row in rows)
+        for name in columns
+    ]
+    lines = []
+    for row in [list(columns), *cells]:
+        aligned = zip(row, widths, right, strict=True)
+        lines.append("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in aligned).rstrip())
+    return "\n".join(lines)
+
+
+def pairs(facts: Mapping[str, Any]) -> str:
+    """`name  value` lines."""
+    width = max(map(len, facts), default=0)
+    return "\n".join(f"{name.ljust(width)}  {cell(value)}" for name, value in facts.items())
+
+
+def cell(value: Any) -> str:
+    """A value as a reader wants it: thousands separated, four digits of a fraction, - for none."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.1f}" if abs(value) >= 10 or value == 0 else f"{value:.4g}"
+    return str(value)
+
+
+def spread(numbers: Mapping[str, Any]) -> str:
+    """`mean ± deviation` of returns."""
+    return f"{numbers['return_mean']:,.1f} ± {numbers['return_std']:,.1f}"

@@ -1,0 +1,240 @@
+"""`rl-lab train`: a new run per seed, or an old one continued; then the result and what is next."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_lab.cli.printing import say, say_json, spread, table, warn
+from rl_lab.core.errors import UserError
+
+DEBUG_STEPS = 2_000
+RESUME_WORD = "training.resume_path"
+
+
+@dataclass(kw_only=True)
+class Request:
+    """What was typed."""
+
+    words: Sequence[str] = ()
+    config_file: Path | None = None
+    config_dirs: Sequence[Path] = ()
+    plugins: Sequence[Path] = ()
+    resume: str | None = None
+    seed: str | None = None
+    total_timesteps: str | None = None
+    debug: bool = False
+    track: bool = False
+    runs_dir: Path = field(default_factory=lambda: Path("runs"))
+
+    @property
+    def spec(self) -> str | None:
+        """The experiment among the words."""
+        found = [word for word in self.words if not _is_override(word)]
+        if len(found) > 1:
+            raise UserError(f"give one experiment, not '{found[0]}' and '{found[1]}'")
+        return found[0] if found else None
+
+    @property
+    def overrides(self) -> list[str]:
+        """Every `key=value`, those of the options included; what was typed last wins."""
+        words = [word for word in self.words if _is_override(word)]
+        if self.debug:
+            words = [f"training.total_timesteps={DEBUG_STEPS}", "compute.compile=off", *words]
+        if self.total_timesteps is not None:
+            words.append(f"training.total_timesteps={self.total_timesteps}")
+        if self.track:
+            words.append("logging.wandb.enabled=true")
+        return words
+
+    @property
+    def seeds(self) -> list[int | None]:
+        """The seeds asked for; None stands for the configured one."""
+        if self.seed is None:
+            return [None]
+        try:
+            seeds: list[int | None] = [int(each) for each in self.seed.split(",")]
+        except ValueError:
+            raise UserError(f"--seed: write 1 or 1,2,3, got '{self.seed}'") from None
+        if len(set(seeds)) < len(seeds):
+            raise UserError(f"--seed: '{self.seed}' names a seed twice")
+        return seeds
+
+    def configure(self, seed: int | None) -> Any:
+        """The typed config with one of the seeds, and how it was composed."""
+        from rl_lab.api import configure
+
+        extra = [] if seed is None else [f"experiment.seed={seed}"]
+        return configure(
+            self.spec,
+            [*self.overrides, *extra],
+            config_file=self.config_file,
+            config_dirs=self.config_dirs,
+            plugins=self.plugins,
+        )
+
+
+def run(request: Request, *, quiet: bool, as_json: bool) -> int:
+    """Train, print, and return the exit code."""
+    from rl_lab.orchestration import session
+
+    silent = quiet or as_json
+    view = _quiet_view if silent else _terminal_view
+    if reference := _resumed(request):
+        outcome = session.resume(reference, root=request.runs_dir, view=view)
+        return _finish(request, [outcome], quiet=quiet, as_json=as_json)
+    prepared = [request.configure(seed) for seed in request.seeds]  # all of them, before any runs
+    for note in [] if silent else prepared[0][1].notes:
+        say(note)
+    if prepared[0][0].logging.wandb.enabled:
+        warn("warning: Weights & Biases is not available yet; training goes on without it")
+    command = list(sys.argv)
+    outcomes = []
+    for config, _ in prepared:
+        outcomes.append(session.train(config, root=request.runs_dir, command=command, view=view))
+        if outcomes[-1].exit_code:
+            break
+        if not silent and len(prepared) > 1:
+            say(_result(outcomes[-1]))
+    return _finish(request, outcomes, quiet=quiet, as_json=as_json)
+
+
+def _resumed(request: Request) -> str | None:
+    """The run to continue, which keeps its own configuration: nothing else may be asked for."""
+    path = [word.partition("=")[2] for word in request.words if _key(word) == RESUME_WORD]
+    others = [word for word in request.words if _key(word) != RESUME_WORD]
+    if path:  # that spelling always came with the experiment, which the run knows by itself
+        others = [word for word in others if _key(word) not in ("experiment", "")]
+    reference = request.resume or (path[0] if path else None)
+    if reference is None:
+        return None
+    given = {
+        "--config": request.config_file,
+        "--config-dir": request.config_dirs,
+        "--seed": request.seed,
+        "--total-timesteps": request.total_timesteps,
+        "--track": request.track,
+    }
+    others += [name for name, value in given.items() if value]
+    if others:
+        raise UserError(
+            f"--resume: the run keeps its own configuration, so '{others[0]}' cannot be changed"
+        )
+    return reference
+
+
+def _finish(request: Request, outcomes: list[Any], *, quiet: bool, as_json: bool) -> int:
+    code: int = outcomes[-1].exit_code
+    if as_json:
+        results = [{**each.summary, "path": str(each.run.path)} for each in outcomes]
+        say_json(results[0] if len(request.seeds) == 1 else results)
+        return code
+    if len(outcomes) == 1:
+        say(_result(outcomes[0]))
+    else:
+        say(_results(outcomes))
+    if code:
+        say(f"Resume it with: {_command(request, 'train', '--resume', outcomes[-1].run.id)}")
+    elif not quiet:
+        say("\nTry next:")
+        for line in _suggestions(request, outcomes[-1]):
+            say(f"  {line}")
+    return code
+
+
+def _result(outcome: Any) -> str:
+    """How one run ended, and where it is."""
+    summary = outcome.summary
+    test = summary.get("test") or {}
+    parts = [f"{which} {spread(test[which])}" for which in ("last", "best") if which in test]
+    lines = []
+    if parts:
+        lines.append(f"test return: {', '.join(parts)} ({test['last']['episodes']} episodes)")
+    else:
+        total = summary["total_timesteps"]
+        lines.append(f"{summary['status']} at step {summary['env_steps']:,} of {total:,}")
+    lines.append(f"run: {outcome.run.path}")
+    return "\n".join(lines)
+
+
+def _results(outcomes: list[Any]) -> str:
+    """One row per seed."""
+    rows = []
+    for outcome in outcomes:
+        test = outcome.summary.get("test") or {}
+        row = {
+            "seed": str(outcome.summary["seed"]),
+            "run": outcome.run.id,
+            "status": outcome.summary["status"],
+        }
+        row |= {f"test ({which})": spread(test[which]) for which in test}
+        rows.append(row)
+    return table(rows, list(dict.fromkeys(name for row in rows for name in row)))
+
+
+def _suggestions(request: Request, outcome: Any) -> list[str]:
+    """Three commands that work as they are printed."""
+    run = outcome.run.id
+    lines = [
+        _command(request, "evaluate", run, "--episodes", "100"),
+        _command(request, "show", run),
+    ]
+    if _resumed(request):
+        return [*lines, _command(request, "list")]
+    options: list[str] = []
+    for name, values in (
+        ("--config", [request.config_file] if request.config_file else []),
+        ("--config-dir", request.config_dirs),
+        ("--plugin", request.plugins),
+    ):
+        options += [part for value in values for part in (name, str(value))]
+    if request.total_timesteps:
+        options += ["--total-timesteps", request.total_timesteps]
+    seed = str(outcome.summary["seed"] + 1)
+    return [*lines, _command(request, "train", *request.words, *options, "--seed", seed)]
+
+
+def _command(request: Request, *words: str) -> str:
+    from rl_lab.api import runs_root
+
+    here = [] if request.runs_dir == runs_root() else ["--runs-dir", str(request.runs_dir)]
+    return shlex.join(["rl-lab", *words, *here])
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word or word.startswith("~")
+
+
+def _key(word: str) -> str:
+    """The key of `+key=value`; empty for an experiment's name."""
+    return word.partition("=")[0].lstrip("+~") if _is_override(word) else ""
+
+
+def _terminal_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
+    """Progress for a human; a resumed run shows the history it already has."""
+    from rl_lab.records.metrics import STEP, read_metrics
+    from rl_lab.records.terminal import TerminalView
+
+    if not config.logging.terminal:
+        return _quiet_view(config, directory, start)
+    name = config.experiment.name or f"{config.environment.id} {config.algorithm.name}"
+    title = f"{name} · seed {config.experiment.seed} · run {directory.id}"
+    view = TerminalView(config.training.total_timesteps, title=title, start_step=start)
+    for row in read_metrics(directory.metrics_file) if start else []:
+        view.remember(row.pop(STEP), row)
+    view.show()
+    return [view]
+
+
+def _quiet_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
+    """Only what is wrong."""
+    from rl_lab.records.sinks import Sink
+
+    class Warnings(Sink):
+        def say(self, message: str) -> None:
+            if message.startswith("WARNING"):
+                warn(message)
+
+    return [Warnings()]

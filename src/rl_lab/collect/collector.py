@@ -1,0 +1,154 @@
+"""The only `env.step` in training: preallocated `[T, N]` storage, every row a real transition."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_lab.collect.episodes import EpisodeTracker
+from rl_lab.core.batch import (
+    ACTION,
+    NEXT_OBS,
+    OBS,
+    RESET,
+    REWARD,
+    STATE,
+    TERMINATED,
+    TRUNCATED,
+    Action,
+    Array,
+    Batch,
+    CollectResult,
+    Step,
+)
+from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.protocols import Act, VectorEnv
+from rl_lab.core.state import Tree, where_rows
+
+
+class RolloutCollector:
+    """Steps a vector of environments with a policy and remembers where it stands."""
+
+    def __init__(self, env: VectorEnv, *, device: str = "cpu", first: Array | None = None) -> None:
+        self.env = env
+        self.device = device
+        self.obs: Array = env.reset() if first is None else first
+        self.is_first: NDArray[np.bool_] = np.ones(env.num_envs, dtype=np.bool_)
+        self.memory: Tree = None  # the policy's state before the next step
+        self.episodes = EpisodeTracker(env.num_envs)
+
+    def collect(self, act: Act, *, steps: int, state: Any = None) -> CollectResult:
+        """`steps` real transitions of every environment, in time order.
+
+        `state` is what a memory starts an episode with. A bad number in an observation or a reward
+        raises before anything of this call has reached a buffer or a statistic.
+        """
+        if self.memory is None:
+            self.memory = state
+        start = self.memory
+        rows = _allocate(self.env, steps)
+        cursor = np.zeros(self.env.num_envs, dtype=np.int64)  # next free row of each column
+        columns = np.arange(self.env.num_envs)
+        taken = finished = 0
+        while cursor[0] < steps or cursor.min() < steps:
+            decision = act(self._tensor(self.obs), self.memory, deterministic=False)
+            action = to_array(decision.action)
+            step = self.env.step(action)
+            ended = step.terminated | step.truncated
+            index: Any = int(cursor[0])
+            pick: Any = slice(None)
+            fresh = ended
+            if step.valid is not None:
+                # Rows in which an environment only reset itself are no transitions. A column that
+                # is full keeps playing until the others are; those rows are counted, not kept.
+                pick = step.valid & (cursor < steps)
+                index = (cursor[pick], columns[pick])
+                ended, fresh = ended & step.valid, ~step.valid
+            values = {
+                OBS: self.obs,
+                ACTION: action,
+                REWARD: step.reward,
+                TERMINATED: step.terminated,
+                TRUNCATED: step.truncated,
+                NEXT_OBS: step.next_obs,
+                RESET: self.is_first,
+            }
+            for name, value in values.items():
+                rows[name][index] = value[pick]
+            for name, extra in decision.extras.items():
+                value = to_array(extra)
+                if name not in rows:
+                    rows[name] = np.zeros((steps, *value.shape), dtype=value.dtype)
+                rows[name][index] = value[pick]
+            cursor[pick] += 1
+            taken += len(ended) if step.valid is None else int(step.valid.sum())
+            finished += self.episodes.add(step.reward, ended, step.valid)
+            self._move_on(step, decision, fresh, state)
+        _check_finite(rows)
+        trajectory: Batch = {name: self._tensor(value) for name, value in rows.items()}
+        trajectory[STATE] = start
+        metrics = {f"collect/{key}": value for key, value in self.episodes.metrics().items()}
+        return CollectResult(taken, finished, metrics, trajectory)
+
+    def _move_on(self, step: Step, decision: Action, fresh: Array, state: Any) -> None:
+        """What the next decision starts from: new frames, and a cleared memory where they begin."""
+        self.obs = step.obs
+        self.is_first = fresh
+        self.memory = decision.state
+        if self.memory is not None and fresh.any():
+            self.memory = where_rows(self._tensor(fresh), state, self.memory)
+
+    def _tensor(self, value: Array) -> Tensor:
+        return torch.from_numpy(value).to(self.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where each environment stands, its memory, and the open episodes."""
+        return {
+            "obs": self.obs,
+            "is_first": self.is_first,
+            "memory": self.memory,
+            "episodes": self.episodes.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue in mid-episode."""
+        assert state["obs"].shape == self.obs.shape, (state["obs"].shape, self.obs.shape)
+        self.obs = state["obs"].copy()
+        self.is_first = state["is_first"].copy()
+        self.memory = state["memory"]
+        self.episodes.load_state_dict(state["episodes"])
+
+
+def to_array(value: Tensor | Array) -> Array:
+    """A policy may answer in torch or in numpy."""
+    return value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _allocate(env: VectorEnv, steps: int) -> dict[str, Array]:
+    lead = (steps, env.num_envs)
+    obs, action = env.spec.observation, env.spec.action
+    return {
+        OBS: np.empty((*lead, *obs.shape), dtype=obs.dtype),
+        ACTION: np.empty((*lead, *action.shape), dtype=action.dtype),
+        REWARD: np.empty(lead, dtype=np.float32),
+        TERMINATED: np.empty(lead, dtype=np.bool_),
+        TRUNCATED: np.empty(lead, dtype=np.bool_),
+        NEXT_OBS: np.empty((*lead, *obs.shape), dtype=obs.dtype),
+        RESET: np.empty(lead, dtype=np.bool_),
+    }
+
+
+def _check_finite(rows: dict[str, Array]) -> None:
+    for name in (OBS, REWARD, NEXT_OBS, ACTION):
+        value = rows[name]
+        if value.dtype.kind != "f" or np.isfinite(value).all():
+            continue
+        time, env, *_ = (int(each) for each in np.argwhere(~np.isfinite(value))[0])
+        recent = rows[ACTION][max(0, time - 10) : time + 1, env]
+        raise NonFiniteError(
+            f"environment {env} gave a {name} that is not finite, {time + 1} steps into this "
+            f"rollout; nothing was stored or learned from it",
+            {"field": name, "environment": env, "row": time, "last_actions": recent.tolist()},
+        )

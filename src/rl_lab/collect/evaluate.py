@@ -1,0 +1,85 @@
+"""Evaluation: whole episodes, an equal quota per environment, nothing of training touched."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_lab.collect.collector import to_array
+from rl_lab.core.protocols import Act, VectorEnv
+from rl_lab.core.state import where_rows
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Returns and lengths of the counted episodes, environment by environment."""
+
+    returns: list[float]
+    lengths: list[int]
+
+    def summary(self) -> dict[str, float]:
+        """The numbers that get logged."""
+        return {
+            "return_mean": float(np.mean(self.returns)),
+            "return_std": float(np.std(self.returns)),
+            "return_min": float(np.min(self.returns)),
+            "return_max": float(np.max(self.returns)),
+            "length_mean": float(np.mean(self.lengths)),
+            "episodes": len(self.returns),
+        }
+
+    def to_tree(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {**self.summary(), **asdict(self)}
+
+
+def quotas(episodes: int, num_envs: int) -> list[int]:
+    """Episodes per environment: equal but for the remainder, so short episodes gain no weight."""
+    share, rest = divmod(episodes, num_envs)
+    return [share + (index < rest) for index in range(num_envs)]
+
+
+def evaluate(
+    act: Act,
+    env: VectorEnv,
+    *,
+    seeds: Sequence[int],
+    episodes: int,
+    deterministic: bool,
+    initial_state: Any = None,
+    device: str = "cpu",
+) -> Evaluation:
+    """Play `episodes` episodes from freshly seeded environments.
+
+    Each environment counts its own first episodes up to its quota and is ignored after that.
+    """
+    quota = np.array(quotas(episodes, env.num_envs))
+    returns: list[list[float]] = [[] for _ in quota]
+    lengths: list[list[int]] = [[] for _ in quota]
+    total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
+    done = np.zeros(env.num_envs, dtype=np.int64)
+    obs, memory = env.reset(seeds), initial_state
+    with torch.no_grad():
+        while (done < quota).any():
+            decision = act(torch.from_numpy(obs).to(device), memory, deterministic=deterministic)
+            step = env.step(to_array(decision.action))
+            valid = np.ones_like(step.terminated) if step.valid is None else step.valid
+            ended = (step.terminated | step.truncated) & valid
+            total[valid] += step.reward[valid]
+            length[valid] += 1
+            for index in np.flatnonzero(ended):
+                if done[index] < quota[index]:
+                    returns[index].append(float(total[index]))
+                    lengths[index].append(int(length[index]))
+                done[index] += 1
+                total[index], length[index] = 0.0, 0
+            fresh = ended if step.valid is None else ~step.valid
+            obs, memory = step.obs, decision.state
+            if memory is not None and fresh.any():
+                memory = where_rows(torch.from_numpy(fresh).to(device), initial_state, memory)
+    return Evaluation(
+        [each for column in returns for each in column],
+        [each for column in lengths for each in column],
+    )

@@ -1,0 +1,60 @@
+"""The names of what flows through the lab, with shapes. T time, N envs, B rows, A actions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+Array = NDArray[Any]
+Batch = dict[str, Any]  # name -> Tensor [T, N, ...] or [B, ...]; memory state is a nested dict
+Metrics = dict[str, Any]  # name -> float or 0-d Tensor; turned into numbers once, when logged
+
+OBS = "obs"
+ACTION = "action"  # as sampled, in policy space; the env gets the clipped or rescaled one
+REWARD = "reward"
+TERMINATED = "terminated"  # the task ended: no future
+TRUNCATED = "truncated"  # the clock ended: the future exists but was not played
+NEXT_OBS = "next_obs"  # where the step really ended, never a reset frame
+LOG_PROB = "log_prob"  # of ACTION under the policy that acted
+STATE = "state"  # memory state before the first row, [N, ...] leaves
+RESET = "reset"  # True where OBS is the first frame of an episode
+
+
+@dataclass(slots=True)
+class Step:
+    """What one vector step gave. All arrays have N rows.
+
+    `obs` is what to act on next (a reset frame where an episode ended), `next_obs` is where the
+    step really ended. `valid` is False for rows in which a NEXT_STEP environment only reset
+    itself; None means that all rows are valid.
+    """
+
+    obs: Array
+    reward: NDArray[np.float64]
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+    next_obs: Array
+    valid: NDArray[np.bool_] | None = None
+
+
+@dataclass(slots=True)
+class Action:
+    """What a policy decided for N envs. `extras` are stored beside the action, row by row."""
+
+    action: Tensor | Array
+    state: Any = None
+    extras: Mapping[str, Tensor | Array] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class CollectResult:
+    """What one `collect_step` brought home."""
+
+    steps: int
+    episodes: int = 0
+    metrics: Metrics = field(default_factory=dict)
+    trajectory: Batch | None = None
+    extras: dict[str, Any] = field(default_factory=dict)

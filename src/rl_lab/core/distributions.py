@@ -1,0 +1,110 @@
+"""Action distributions as thin functions on tensors: no validation, no `torch.distributions`.
+
+Each is made from the head's raw output. `log_prob` and `entropy` are summed over action
+dimensions, so both have the batch's shape.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+class Distribution(Protocol):
+    """What a policy needs of a distribution over actions."""
+
+    def sample(self, generator: Generator | None = None) -> Tensor:
+        """A random action."""
+
+    def mode(self) -> Tensor:
+        """The most likely action."""
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """Log density, summed over action dimensions."""
+
+    def entropy(self) -> Tensor:
+        """Entropy, summed over action dimensions."""
+
+
+@dataclass(slots=True)
+class Categorical:
+    """One index. `logits` [..., n]."""
+
+    logits: Tensor
+
+    def sample(self, generator: Generator | None = None) -> Tensor:
+        """Gumbel-max: no host synchronisation, no renormalisation."""
+        noise = torch.empty_like(self.logits).exponential_(generator=generator)
+        return (self.logits - noise.log()).argmax(-1)
+
+    def mode(self) -> Tensor:
+        """The first of the largest logits."""
+        return self.logits.argmax(-1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[...]"""
+        chosen = self.logits.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+        return chosen - self.logits.logsumexp(-1)
+
+    def entropy(self) -> Tensor:
+        """[...]"""
+        log_probs = self.logits.log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+
+@dataclass(slots=True)
+class MultiCategorical:
+    """Several independent indices. `logits` [..., sum(nvec)]."""
+
+    logits: Tensor
+    nvec: tuple[int, ...]
+
+    def _parts(self) -> list[Categorical]:
+        return [Categorical(part) for part in self.logits.split(self.nvec, dim=-1)]
+
+    def sample(self, generator: Generator | None = None) -> Tensor:
+        """[..., len(nvec)]"""
+        return torch.stack([part.sample(generator) for part in self._parts()], -1)
+
+    def mode(self) -> Tensor:
+        """[..., len(nvec)]"""
+        return torch.stack([part.mode() for part in self._parts()], -1)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[...]"""
+        parts = zip(self._parts(), action.unbind(-1), strict=True)
+        return torch.stack([part.log_prob(each) for part, each in parts]).sum(0)
+
+    def entropy(self) -> Tensor:
+        """[...]"""
+        return torch.stack([part.entropy() for part in self._parts()]).sum(0)
+
+
+@dataclass(slots=True)
+class DiagonalGaussian:
+    """Independent normals. `mean` [..., A], `log_std` broadcastable to it."""
+
+    mean: Tensor
+    log_std: Tensor
+
+    def sample(self, generator: Generator | None = None) -> Tensor:
+        """[..., A]"""
+        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.mean + self.log_std.exp() * noise
+
+    def mode(self) -> Tensor:
+        """[..., A]"""
+        return self.mean
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """[...]"""
+        scaled = (action - self.mean) * (-self.log_std).exp()
+        return (-0.5 * scaled.square() - self.log_std - HALF_LOG_TWO_PI).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """[...]"""
+        return (self.log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(self.mean).sum(-1)

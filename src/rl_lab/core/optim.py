@@ -1,0 +1,232 @@
+"""One flat parameter vector, and one pure function that updates it.
+
+A module's parameters become views of one tensor, so clipping is one norm, the optimiser is one
+elementwise pass, a copy is one copy. The whole update, from loss to new parameters, is a pure
+function of tensors: it runs as it is, or compiled whole. Do not deepcopy a flattened module or
+change its dtype: that breaks the views.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from rl_lab.core.batch import Metrics
+from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.options import option
+
+# (module, *tensors) -> (scalar loss, named 0-d tensors)
+Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Adam and its relatives; the learning rate belongs to the algorithm."""
+
+    name: Literal["adam", "adamw"] = option("adam", "adam, or adamw (decoupled weight decay)")
+    beta1: float = option(0.9, "decay of the first moment")
+    beta2: float = option(0.999, "decay of the second moment")
+    eps: float = option(1e-5, "added to the root of the second moment")
+    weight_decay: float = option(0.0, "pull of the weights towards zero")
+
+
+class AdamState(NamedTuple):
+    """Everything that one update reads and writes. `alive` goes False at the first bad number."""
+
+    flat: Tensor
+    first: Tensor
+    second: Tensor
+    updates: Tensor
+    alive: Tensor
+
+
+def adam(
+    state: AdamState,
+    gradient: Tensor,
+    loss: Tensor,
+    config: OptimizerConfig,
+    *,
+    learning_rate: Tensor,
+    max_grad_norm: Tensor,
+) -> tuple[AdamState, Tensor]:
+    """One clipped Adam step, or no step at all if a number is not finite. Pure.
+
+    `learning_rate` is 0-d, or one value per parameter. Returns the new state and the norm of the
+    gradient before clipping.
+    """
+    norm = torch.linalg.vector_norm(gradient)
+    alive = state.alive & torch.isfinite(norm) & torch.isfinite(loss)
+    gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+    if config.name == "adam" and config.weight_decay:
+        gradient = gradient + config.weight_decay * state.flat
+    updates = state.updates + 1
+    first = torch.lerp(state.first, gradient, 1 - config.beta1)
+    second = torch.lerp(state.second, gradient.square(), 1 - config.beta2)
+    denominator = (second / (1 - config.beta2**updates)).sqrt() + config.eps
+    step = learning_rate / (1 - config.beta1**updates) * (first / denominator)
+    if config.name == "adamw" and config.weight_decay:
+        step = step + learning_rate * config.weight_decay * state.flat
+    new = AdamState(state.flat - step, first, second, updates, alive)
+    kept = [torch.where(alive, fresh, old) for fresh, old in zip(new[:4], state[:4], strict=True)]
+    return AdamState(kept[0], kept[1], kept[2], kept[3], alive), norm
+
+
+class _LossModule(nn.Module):
+    """A loss as a module, so that the parameters under it can be swapped."""
+
+    def __init__(self, module: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.loss(self.module, *arguments)
+
+
+class FlatOptimizer:
+    """A module's parameters as one vector, with its Adam state and its compiled or eager update."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss,
+        config: OptimizerConfig,
+        *,
+        compile: bool = False,
+        rate_patterns: Mapping[str, float] | None = None,
+    ) -> None:
+        self.module = module
+        self.config = config
+        self.names = [name for name, _ in module.named_parameters()]
+        self.parameters = list(module.parameters())
+        self.sizes = [parameter.numel() for parameter in self.parameters]
+        flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
+        for parameter, view in zip(self.parameters, flat.split(self.sizes), strict=True):
+            parameter.data = view.view(parameter.shape)
+        self.state = AdamState(
+            flat,
+            torch.zeros_like(flat),
+            torch.zeros_like(flat),
+            torch.zeros((), device=flat.device),
+            torch.ones((), dtype=torch.bool, device=flat.device),
+        )
+        self._loss_module = _LossModule(module, loss)
+        self._compiled = (
+            torch.compile(self._functional_update, dynamic=False, fullgraph=True)
+            if compile
+            else None
+        )
+        self._groups = self._rate_groups(rate_patterns or {})
+
+    def step(self, *arguments: Any, learning_rate: Tensor, max_grad_norm: Tensor) -> Metrics:
+        """One gradient step on `loss(module, *arguments)`; metrics stay tensors."""
+        update = self._compiled or self._eager_update
+        new, metrics = update(self.state, learning_rate, max_grad_norm, arguments)
+        # Copied, not rebound: the module's parameters are views of this very memory.
+        self.state.flat.copy_(new.flat)
+        self.state = new._replace(flat=self.state.flat)
+        return metrics
+
+    def rates(self, learning_rate: float, special: Mapping[str, float]) -> Tensor:
+        """The learning rate as a tensor: one number, or one per parameter if patterns are given."""
+        if self._groups is None:
+            return torch.tensor(learning_rate, device=self.state.flat.device)
+        values = torch.tensor([learning_rate, *special.values()], device=self.state.flat.device)
+        return values[self._groups]
+
+    def check(self, what: str) -> None:
+        """Raise if any step since the last check met a number that is not finite."""
+        if not bool(self.state.alive):
+            self.state = self.state._replace(alive=torch.ones_like(self.state.alive))
+            raise NonFiniteError(f"{what}: the loss or a gradient is not finite; no weight changed")
+
+    def gradient_norms(self, gradient: Tensor) -> Metrics:
+        """Norm of the gradient per top-level part of the module."""
+        squares: dict[str, Tensor] = {}
+        for name, part in zip(self.names, gradient.split(self.sizes), strict=True):
+            key = f"grad_norm/{name.split('.')[0]}"
+            squares[key] = squares.get(key, torch.zeros(())) + part.square().sum()
+        return {key: value.sqrt() for key, value in squares.items()}
+
+    def snapshot(self) -> AdamState:
+        """A copy to go back to when an update turns out bad."""
+        return AdamState(*(each.clone() for each in self.state))
+
+    def restore(self, saved: AdamState) -> None:
+        """Go back: weights and moments are as they were."""
+        self.state.flat.copy_(saved.flat)
+        self.state = saved._replace(flat=self.state.flat)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments by parameter name. The weights themselves are the module's state."""
+        moments = {"first": self.state.first, "second": self.state.second}
+        named = {
+            key: dict(zip(self.names, moment.split(self.sizes), strict=True))
+            for key, moment in moments.items()
+        }
+        return {**named, "updates": self.state.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Strictly the same parameters."""
+        for key, moment in (("first", self.state.first), ("second", self.state.second)):
+            assert list(state[key]) == self.names, "the optimiser state is of another network"
+            moment.copy_(torch.cat([state[key][name] for name in self.names]))
+        updates = state["updates"].to(self.state.flat.device).clone()
+        self.state = self.state._replace(updates=updates)
+
+    def _eager_update(
+        self, state: AdamState, rate: Tensor, max_norm: Tensor, arguments: tuple[Any, ...]
+    ) -> tuple[AdamState, Metrics]:
+        """Straight through the module: autograd on views costs half of a functional call."""
+        with torch.enable_grad():
+            loss, metrics = self._loss_module(*arguments)
+            gradients = torch.autograd.grad(loss, self.parameters)
+        gradient = torch.cat([each.reshape(-1) for each in gradients])
+        return self._finish(state, rate, max_norm, gradient, loss.detach(), metrics)
+
+    def _functional_update(
+        self, state: AdamState, rate: Tensor, max_norm: Tensor, arguments: tuple[Any, ...]
+    ) -> tuple[AdamState, Metrics]:
+        """The same as a pure function of the flat vector, which a compiler can take whole."""
+
+        def loss_of(flat: Tensor) -> Any:
+            views = {
+                f"module.{name}": part.view(parameter.shape)
+                for name, part, parameter in zip(
+                    self.names, flat.split(self.sizes), self.parameters, strict=True
+                )
+            }
+            return functional_call(self._loss_module, views, arguments)
+
+        gradient, (loss, metrics) = grad_and_value(loss_of, has_aux=True)(state.flat)
+        return self._finish(state, rate, max_norm, gradient, loss, metrics)
+
+    def _finish(
+        self,
+        state: AdamState,
+        rate: Tensor,
+        max_norm: Tensor,
+        gradient: Tensor,
+        loss: Tensor,
+        metrics: Metrics,
+    ) -> tuple[AdamState, Metrics]:
+        new, norm = adam(
+            state, gradient, loss, self.config, learning_rate=rate, max_grad_norm=max_norm
+        )
+        metrics = {name: value.detach() for name, value in metrics.items()}
+        return new, {**metrics, "loss": loss, "grad_norm": norm, "gradient": gradient}
+
+    def _rate_groups(self, patterns: Mapping[str, float]) -> Tensor | None:
+        """For each scalar parameter, which learning rate it has: 0 the common one, i the i-th."""
+        if not patterns:
+            return None
+        groups = torch.zeros_like(self.state.flat, dtype=torch.long)
+        for name, part in zip(self.names, groups.split(self.sizes), strict=True):
+            for index, pattern in enumerate(patterns, start=1):
+                if fnmatchcase(name, pattern):
+                    part.fill_(index)
+        return groups

@@ -1,0 +1,85 @@
+"""The shapes that layers agree on without importing each other."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rl_lab.core.batch import Action, Array, Batch, CollectResult, Step
+from rl_lab.core.seeding import Streams
+from rl_lab.core.spec import EnvSpec
+from rl_lab.core.state import Stateful
+
+Phase = Mapping[
+    str, Any
+]  # name, type, progress in [0, 1], step, policy, buffer, and its YAML block's extra keys
+
+
+class VectorEnv(Stateful, Protocol):
+    """N environments behind one transition contract. Seeds are given when it is made."""
+
+    num_envs: int
+    spec: EnvSpec
+    snapshot_level: (
+        str  # E0 state captured, E1 replayed, E2 barrier reset, E3 reset on resume (inexact)
+    )
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+        """Start every episode anew, with new seeds if given; the first observations [N, …]."""
+
+    def step(self, action: Array) -> Step:
+        """One decision per environment; ended episodes are already reset in `Step.obs`."""
+
+    def close(self) -> None:
+        """Free what the environments hold."""
+
+
+class Buffer(Stateful, Protocol):
+    """Where collected data waits for its updates."""
+
+    def add(self, trajectory: Batch) -> None:
+        """Take what one collect call brought."""
+
+    def ready(self) -> bool:
+        """True when an update may run."""
+
+    def sample(self) -> Batch:
+        """The batch for one call of an update hook."""
+
+    def done(self) -> None:
+        """The cycle's updates are over: a rollout forgets its rows, a replay keeps them."""
+
+
+class Act(Protocol):
+    """A policy as the collector sees it."""
+
+    def __call__(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Decide for N environments."""
+
+
+class Collector(Stateful, Protocol):
+    """The only caller of `env.step` in training."""
+
+    def collect(self, act: Act, *, steps: int, state: Any = None) -> CollectResult:
+        """`steps` vector steps with `act`; every row of the trajectory is a real transition.
+
+        `state` is what a memory starts an episode with, for N environments.
+        """
+
+
+@dataclass(frozen=True)
+class WorkflowContext:
+    """Everything a workflow may use, handed over once in `initialize`."""
+
+    config: Any  # the typed RunConfig
+    spec: EnvSpec
+    device: str
+    train_environment: VectorEnv
+    eval_environment: VectorEnv | None
+    collector: Collector
+    components: Mapping[str, Any]
+    buffers: Mapping[str, Buffer]
+    optimizers: Mapping[str, Any]
+    rng: Streams
+    initial_observation: Array
+    global_step: int = 0
+    extras: Mapping[str, Any] = field(default_factory=dict)

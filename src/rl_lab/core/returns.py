@@ -1,0 +1,38 @@
+"""Returns and advantages. Episodes never leak into each other; terminated and truncated differ."""
+
+import torch
+from torch import Tensor
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    *,
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Generalised advantage estimation (Schulman et al. 2016). All [T, N], returns [T, N].
+
+    `next_value` is V of where the step really ended. Terminated rows lose the bootstrap, truncated
+    rows keep it, and both cut the trace: the next row belongs to another episode.
+    """
+    bootstrap = (~terminated).to(reward.dtype)
+    carry_on = (~(terminated | truncated)).to(reward.dtype)
+    delta = reward + gamma * bootstrap * next_value - value
+    decay = gamma * gae_lambda * carry_on
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[0])
+    for t in range(delta.shape[0] - 1, -1, -1):
+        running = delta[t] + decay[t] * running
+        advantage[t] = running
+    return advantage
+
+
+def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
+    """1 − Var(target − prediction) / Var(target): 1 is perfect, 0 is as good as a constant."""
+    variance = target.var(correction=0)
+    residual = (target - prediction).var(correction=0)
+    return torch.where(variance > 0, 1 - residual / variance.clamp_min(1e-12), 0.0)

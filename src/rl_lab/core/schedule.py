@@ -1,0 +1,133 @@
+"""Schedules are values: any float hyperparameter may change with the run's environment steps.
+
+    learning_rate: 3e-4                          a number
+    learning_rate: lin_3e-4                      3e-4 falling linearly to 0 over the run
+    learning_rate: {start: 3e-4, end: 1e-5, from: 0.1, to: 0.9, shape: cosine, warmup: 0.05}
+
+`from`, `to` and `warmup` at or below 1 are fractions of `total_timesteps`, above 1 they are steps.
+A schedule is a pure function of the step, so there is nothing to save and nothing to restart.
+"""
+
+import math
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar
+
+Config = TypeVar("Config")
+SHAPES = ("linear", "cosine", "exp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """From `start` to `end` between two points of the run; constant outside."""
+
+    start: float
+    end: float = 0.0
+    begin: float = 0.0  # written `from` in YAML
+    finish: float = 1.0  # written `to`
+    shape: Literal["linear", "cosine", "exp"] = "linear"
+    warmup: float = 0.0  # rises linearly from 0 during this part
+    total: int | None = None  # total_timesteps; set by `bind`
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be evaluated."""
+        if self.shape not in SHAPES:
+            raise ValueError(f"shape must be one of {', '.join(SHAPES)}, got '{self.shape}'")
+        if self.shape == "exp" and self.start * self.end <= 0:
+            raise ValueError(
+                "an exp schedule needs start and end of the same sign, neither of them 0"
+            )
+        if self.begin < 0 or self.finish <= self.begin:
+            raise ValueError(f"needs 0 <= from < to, got from={self.begin:g}, to={self.finish:g}")
+
+    def __call__(self, step: int) -> float:
+        """The value at an environment step."""
+        begin, finish, warmup = (
+            self._steps(point) for point in (self.begin, self.finish, self.warmup)
+        )
+        share = min(max((step - begin) / (finish - begin), 0.0), 1.0)
+        if self.shape == "cosine":
+            share = 0.5 - 0.5 * math.cos(math.pi * share)
+        if self.shape == "exp":
+            value = self.start * (self.end / self.start) ** share
+        else:
+            value = self.start + (self.end - self.start) * share
+        return value * min(step / warmup, 1.0) if warmup > 0 else value
+
+    def _steps(self, point: float) -> float:
+        if point > 1:
+            return point
+        if self.total is None:
+            raise ValueError(
+                "a schedule over a fraction of the run needs total_timesteps: call bind first"
+            )
+        return point * self.total
+
+    def to_tree(self) -> dict[str, Any]:
+        """As written in YAML."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "from": self.begin,
+            "to": self.finish,
+            "shape": self.shape,
+            "warmup": self.warmup,
+        }
+
+
+def parse_schedule(value: Any) -> Schedule | None:
+    """The schedule that a YAML value means, or None; ValueError when malformed."""
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, str) and value.startswith("lin_"):
+        return Schedule(start=float(value.removeprefix("lin_")))
+    if isinstance(value, Mapping) and "start" in value:
+        keys = {"from": "begin", "to": "finish", "schedule": "shape"}
+        renamed = {keys.get(str(key), str(key)): each for key, each in value.items()}
+        allowed = {each.name for each in fields(Schedule)} - {"total"}
+        unknown = sorted(set(renamed) - allowed)
+        if unknown:
+            known = "start, end, from, to, shape, warmup"
+            raise ValueError(f"a schedule has no '{unknown[0]}' (it has {known})")
+        numbers: dict[str, Any] = {k: float(v) for k, v in renamed.items() if k != "shape"}
+        return Schedule(**numbers, shape=renamed.get("shape", "linear"))
+    return None
+
+
+def bind(config: Config, total: int) -> Config:
+    """Tell every schedule of a config how long the run is."""
+    return _map_schedules(config, lambda schedule: replace(schedule, total=total))
+
+
+def at(config: Config, step: int) -> Config:
+    """The config with every schedule replaced by its value at `step`: plain floats only."""
+    return _map_schedules(config, lambda schedule: schedule(step))
+
+
+def extremes(value: float | Schedule) -> tuple[float, float]:
+    """Smallest and largest value that a hyperparameter takes, for validation."""
+    if isinstance(value, Schedule):
+        ends = (value.start, value.end, 0.0) if value.warmup > 0 else (value.start, value.end)
+        return min(ends), max(ends)
+    return value, value
+
+
+def _map_schedules(config: Config, change: Any) -> Config:
+    assert is_dataclass(config) and not isinstance(config, type)
+    changes: dict[str, Any] = {}
+    for each in fields(config):
+        value = getattr(config, each.name)
+        if isinstance(value, Schedule):
+            changes[each.name] = change(value)
+        elif is_dataclass(value) and not isinstance(value, type):
+            mapped = _map_schedules(value, change)
+            if mapped is not value:
+                changes[each.name] = mapped
+    if not changes:
+        return config
+    # Not `replace`: what a schedule passes through on its way (a rate of 0) was checked as a whole.
+    changed = copy(config)
+    for name, value in changes.items():
+        object.__setattr__(changed, name, value)
+    return changed

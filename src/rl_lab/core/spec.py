@@ -1,0 +1,75 @@
+"""What an environment looks like from outside: sizes come from here, never from YAML."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rl_lab.core.batch import Array
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Integers 0 … n-1."""
+
+    n: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """A scalar."""
+        return ()
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        """Indices."""
+        return np.dtype(np.int64)
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """A vector of integers, component i in 0 … nvec[i]-1."""
+
+    nvec: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One index per component."""
+        return (len(self.nvec),)
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        """Indices."""
+        return np.dtype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """An array with bounds (possibly infinite) for each element."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    low: Array
+    high: Array
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape))
+
+    @property
+    def bounded(self) -> bool:
+        """True when every element has two finite bounds."""
+        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
+
+
+Space = Discrete | MultiDiscrete | Box
+
+
+@dataclass(frozen=True, eq=False)
+class EnvSpec:
+    """One environment of a vector."""
+
+    id: str
+    observation: Space
+    action: Space
+    max_episode_steps: int | None = None
+    reward_threshold: float | None = None

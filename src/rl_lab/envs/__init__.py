@@ -1,0 +1,1 @@
+"""Layer 1: environments behind one transition contract."""

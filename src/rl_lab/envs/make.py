@@ -1,0 +1,162 @@
+"""From `environment:` in a configuration to a vector of environments."""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import gymnasium as gym
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.envs.registration import EnvSpec as Registered
+from gymnasium.envs.registration import parse_env_id
+
+from rl_lab.core.errors import UserError
+from rl_lab.core.options import option
+from rl_lab.core.protocols import VectorEnv
+from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
+from rl_lab.envs.wrappers import check_wrappers, wrap
+
+COUNTER_ID = "rl_lab/Counter-v0"
+OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1")  # native vectors that we reset and save ourselves
+
+# Where ids come from that Gymnasium does not know until a package is installed and imported.
+_PACKAGES = {
+    "ALE": "ale-py",
+    "BabyAI": "minigrid",
+    "MiniGrid": "minigrid",
+    "Vizdoom": "vizdoom",
+}
+
+if COUNTER_ID not in gym.registry:
+    gym.register(COUNTER_ID, entry_point="rl_lab.envs.counter:CounterEnv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """The `environment:` block of a configuration."""
+
+    id: str = option("", "a registered Gymnasium id, or module:Id to import a module first")
+    num_envs: int = option(8, "how many environments are stepped together in training")
+    vectorization: Literal["auto", "sync", "native"] = option(
+        "auto", "sync: a loop in this process; native: the environment's own vector; auto chooses"
+    )
+    wrappers: list[dict[str, Any]] = option(
+        [], "wrappers, innermost first: [{id: MaskObservation, indices: [1, 3]}]"
+    )
+    normalize_obs: Literal[False, True, "running", "static"] = option(
+        False, "normalise observations: running (= true) statistics, or static ones from a warm-up"
+    )
+    normalize_reward: bool = option(False, "divide rewards by the deviation of the running return")
+    max_episode_steps: int | None = option(None, "truncate episodes here instead of at the default")
+    kwargs: dict[str, Any] = option({}, "arguments of the environment's constructor")
+
+    def __post_init__(self) -> None:
+        if not self.id:
+            raise ValueError("environment.id is missing: name an environment, as in CartPole-v1")
+        if self.num_envs < 1:
+            raise ValueError(f"environment.num_envs must be at least 1, got {self.num_envs}")
+        if self.max_episode_steps is not None and self.max_episode_steps < 1:
+            raise ValueError(
+                f"environment.max_episode_steps must be at least 1, got {self.max_episode_steps}"
+            )
+
+
+def make_vector(config: EnvironmentConfig, seeds: Sequence[int]) -> VectorEnv:
+    """A vector of `len(seeds)` environments, or a `UserError` that says what to change."""
+    registered = find(config.id)
+    check_wrappers(config.wrappers)
+    if resolve_vectorization(config) == "sync":
+        envs = [wrap(_make(config, registered), config.wrappers) for _ in seeds]
+        return SyncVector(envs, seeds, config.id)
+    if config.wrappers:
+        raise UserError("environment.wrappers need environment.vectorization=sync (or auto)")
+    if registered.vector_entry_point is None:
+        raise UserError(
+            f"'{config.id}' has no native vector: use environment.vectorization=sync (or auto)"
+        )
+    env = _make_native(config, registered, len(seeds))
+    if isinstance(env, CartPoleVectorEnv):
+        return NativeCartPole(env, seeds, config.id)
+    return GymnasiumVector(env, seeds, config.id)
+
+
+def resolve_vectorization(config: EnvironmentConfig) -> str:
+    """`sync` or `native`: what `auto` means for this configuration."""
+    if config.vectorization != "auto":
+        return config.vectorization
+    plain = not config.wrappers and not config.kwargs
+    return "native" if plain and config.id in OWN_RESET_IDS else "sync"
+
+
+def list_environments(text: str = "") -> list[str]:
+    """Registered ids that contain the text, whatever the case."""
+    return sorted(id for id in gym.registry if text.lower() in id.lower())
+
+
+def find(id: str) -> Registered:
+    """Gymnasium's entry for an id, or a `UserError` with the nearest ones."""
+    module, _, name = id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise UserError(f"cannot import '{module}' of environment '{id}': {error}") from error
+    if name in gym.registry:
+        return gym.registry[name]
+    raise UserError(f"unknown environment '{id}'{_advice(name)}")
+
+
+def _advice(name: str) -> str:
+    """What may have been meant: another version, a package to install, a similar id."""
+    try:
+        namespace, stem, _ = parse_env_id(name)
+    except gym.error.Error:
+        namespace, stem = None, name
+    versions = sorted(
+        entry.id
+        for entry in gym.registry.values()
+        if (entry.namespace, entry.name.lower()) == (namespace, stem.lower())
+    )
+    if versions:
+        return f": {', '.join(versions)} {'exists' if len(versions) == 1 else 'exist'}"
+    package = _PACKAGES.get(namespace or stem.partition("-")[0])
+    if package is not None:
+        module = package.replace("-", "_")
+        return f": install it with `pip install {package}`, then write '{module}:{name}'"
+    close = get_close_matches(name, gym.registry, n=3, cutoff=0.6)
+    if close:
+        return f" (did you mean {' or '.join(repr(each) for each in close)}?)"
+    return ": `rl-lab envs` lists what is installed; write module:Id for one of your own"
+
+
+def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any]:
+    arguments = dict(config.kwargs)
+    if config.max_episode_steps is not None:
+        arguments["max_episode_steps"] = config.max_episode_steps
+    try:
+        # Gymnasium's own checker costs time at every step; ours is `rl-lab check env`.
+        return gym.make(registered, disable_env_checker=True, **arguments)
+    except (gym.error.Error, ImportError, TypeError) as error:
+        raise _explained(config, error) from error
+
+
+def _make_native(
+    config: EnvironmentConfig, registered: Registered, count: int
+) -> gym.vector.VectorEnv[Any, Any, Any]:
+    arguments = dict(config.kwargs)
+    if config.max_episode_steps is not None:
+        arguments["max_episode_steps"] = config.max_episode_steps
+    try:
+        return gym.make_vec(registered, count, "vector_entry_point", **arguments)
+    except (gym.error.Error, ImportError, TypeError) as error:
+        raise _explained(config, error) from error
+
+
+def _explained(config: EnvironmentConfig, error: Exception) -> Exception:
+    """A `UserError` for what a user can change; any other error as it is."""
+    if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
+        return UserError(f"environment '{config.id}' needs a package: {error}")
+    if isinstance(error, TypeError) and "argument" not in str(error):
+        return error
+    return UserError(f"environment '{config.id}' cannot be made: {error}")

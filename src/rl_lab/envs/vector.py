@@ -1,0 +1,308 @@
+"""The only file that knows Gymnasium's autoreset rules. Everyone else sees `Step`.
+
+Our own vectors reset an ended episode within the same `step`, so every row is a real transition.
+Arrays in a `Step` are fresh: nothing that was returned is written again. Where no episode ended,
+`obs` and `next_obs` may be one and the same array.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from rl_lab.core import seeding
+from rl_lab.core.batch import Array, Step
+from rl_lab.core.errors import UserError
+from rl_lab.core.spec import Discrete
+from rl_lab.envs import snapshot
+from rl_lab.envs.spaces import (
+    action_converter,
+    describe,
+    observation_converter,
+    observation_layout,
+)
+
+
+class SyncVector:
+    """Environments of one kind, stepped one after the other in this process.
+
+    Environment `i` is seeded with `seeds[i]` at its first reset only; later resets go on with its
+    own generator.
+    """
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], seeds: Sequence[int], id: str) -> None:
+        self.envs = list(envs)
+        self.num_envs = _same_length(self.envs, seeds)
+        self.spec = describe(self.envs[0], id)
+        space = self.envs[0].observation_space
+        self._shape, self._dtype = observation_layout(space)
+        self._to_env = action_converter(self.envs[0].action_space)
+        self._from_env = observation_converter(space)
+        self._python_actions = isinstance(self.spec.action, Discrete)
+        self._tables = snapshot.static_tables(self.envs)
+        self._episodes = _Episodes(seeds)
+        self.snapshot_level = self._level()
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+        """Start every episode anew, with new seeds if given; the first observations [N, …]."""
+        first = self._episodes.resets == 0
+        obs = np.empty((self.num_envs, *self._shape), self._dtype)
+        given = self._episodes.start(seeds)
+        for index, (env, seed) in enumerate(zip(self.envs, given, strict=True)):
+            obs[index], _ = env.reset(seed=seed)
+        if first:
+            self.snapshot_level = (
+                self._level()
+            )  # some environments build their simulator in `reset`
+        return self._converted(obs)
+
+    def step(self, action: Array) -> Step:
+        """One decision per environment; ended episodes are already reset in `Step.obs`."""
+        self._episodes.require_started()
+        count = self.num_envs
+        actions: Any = self._to_env(action)
+        if self._python_actions:
+            actions = actions.tolist()
+        next_obs = np.empty((count, *self._shape), self._dtype)
+        reward = np.empty(count, np.float64)
+        terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        first_frames: dict[int, Any] = {}
+        for index, env in enumerate(self.envs):
+            next_obs[index], reward[index], ended, cut, _ = env.step(actions[index])
+            if ended or cut:
+                terminated[index] = ended
+                truncated[index] = not ended  # both flags: it is a termination
+                first_frames[index], _ = env.reset()
+        obs = next_obs
+        if first_frames:
+            obs = next_obs.copy()
+            for index, frame in first_frames.items():
+                obs[index] = frame
+            self._episodes.resets += len(first_frames)
+        return Step(self._converted(obs), reward, terminated, truncated, self._converted(next_obs))
+
+    def close(self) -> None:
+        """Free what the environments hold."""
+        for env in self.envs:
+            env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every simulator at E0; at E3 only what seeds the fresh start."""
+        state = self._episodes.state_dict() | {"level": self.snapshot_level}
+        if self.snapshot_level == "E0":
+            state["envs"] = [snapshot.capture(env, self._tables) for env in self.envs]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly at E0; at E3 the next call must be `reset`: new episodes, new seeds."""
+        self._episodes.load_state_dict(state)
+        self.snapshot_level = state["level"]
+        if self.snapshot_level != "E0":
+            self._episodes.start_afresh()
+            return
+        if len(state["envs"]) != self.num_envs:
+            raise UserError(f"state of {len(state['envs'])} envs cannot fill {self.num_envs}")
+        for env, tree in zip(self.envs, state["envs"], strict=True):
+            snapshot.restore(env, tree)
+
+    def _converted(self, obs: Array) -> Array:
+        return obs if self._from_env is None else self._from_env(obs)
+
+    def _level(self) -> str:
+        return "E0" if snapshot.obstacle(self.envs[0]) is None else "E3"
+
+
+class GymnasiumVector:
+    """Any `gymnasium.vector.VectorEnv`, in whichever of the three autoreset modes it declares.
+
+    A NEXT_STEP environment resets itself one step late: that row is marked in `Step.valid`, and
+    `Step.obs` at an episode's end is the final frame, whose action is ignored.
+    """
+
+    def __init__(
+        self, env: gym.vector.VectorEnv[Any, Any, Any], seeds: Sequence[int], id: str
+    ) -> None:
+        self.env = env
+        self.num_envs = _same_length(range(env.num_envs), seeds)
+        self.spec = describe(env, id)
+        self.snapshot_level = "E3"
+        mode = env.metadata.get("autoreset_mode")
+        if not isinstance(mode, AutoresetMode):
+            raise UserError(f"the vector of '{id}' does not say its autoreset mode: use sync")
+        self._mode = mode
+        self._to_env = action_converter(env.single_action_space)
+        self._from_env = observation_converter(env.single_observation_space)
+        self._dtype = observation_layout(env.single_observation_space)[1]
+        self._one_seed_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self._episodes = _Episodes(seeds)
+        self._ended = np.zeros(self.num_envs, np.bool_)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+        """Start every episode anew, with new seeds if given; the first observations [N, …]."""
+        given: Any = self._episodes.start(seeds)
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        obs, _ = self.env.reset(seed=given if self._one_seed_each else _joint(given))
+        return self._own(obs)
+
+    def step(self, action: Array) -> Step:
+        """One decision per environment, told as real transitions whatever the mode."""
+        self._episodes.require_started()
+        frames, rewards, terminations, truncations, infos = self.env.step(self._to_env(action))
+        terminated = np.array(terminations, np.bool_)
+        truncated = np.array(truncations, np.bool_)
+        ended = terminated | truncated
+        self._episodes.resets += int(ended.sum())
+        valid, obs = None, self._own(frames)
+        next_obs = obs
+        if self._mode is AutoresetMode.NEXT_STEP:
+            valid = ~self._ended
+        elif ended.any():
+            if self._mode is AutoresetMode.SAME_STEP:
+                next_obs = self._with_final_frames(frames, infos, ended)
+            else:
+                first_frames, _ = self.env.reset(options={"reset_mask": ended.copy()})
+                obs = np.array(obs)
+                obs[ended] = self._own(first_frames)[ended]
+        self._ended = ended
+        reward = np.array(rewards, np.float64)
+        return Step(obs, reward, terminated, truncated & ~terminated, next_obs, valid)
+
+    def close(self) -> None:
+        """Free what the environments hold."""
+        self.env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What seeds the fresh start."""
+        return self._episodes.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Start anew on other seeds: the next call must be `reset`."""
+        self._episodes.load_state_dict(state)
+        self._episodes.start_afresh()
+
+    def _own(self, frames: Any) -> Array:
+        """A contiguous copy: some vectors return the buffer that they write again."""
+        obs = np.array(frames, self._dtype, order="C")
+        return obs if self._from_env is None else self._from_env(obs)
+
+    def _with_final_frames(self, frames: Any, infos: dict[str, Any], ended: Array) -> Array:
+        whole = np.array(frames, self._dtype, order="C")
+        for index in np.flatnonzero(ended):
+            whole[index] = infos["final_obs"][index]
+        return whole if self._from_env is None else self._from_env(whole)
+
+
+class NativeCartPole:
+    """Gymnasium's vectorised CartPole, with the resets done here so that every row is real.
+
+    All environments share one generator, seeded by all seeds jointly.
+    """
+
+    snapshot_level = "E0"
+
+    def __init__(self, env: CartPoleVectorEnv, seeds: Sequence[int], id: str) -> None:
+        self.env = env
+        self.num_envs = _same_length(range(env.num_envs), seeds)
+        self.spec = describe(env, id)
+        self._to_env = action_converter(env.single_action_space)
+        self._episodes = _Episodes(seeds)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+        """Start every episode anew, with new seeds if given; the first observations [N, 4]."""
+        obs, _ = self.env.reset(seed=_joint(self._episodes.start(seeds)))
+        return np.ascontiguousarray(obs)
+
+    def step(self, action: Array) -> Step:
+        """One decision per environment; ended episodes are already reset in `Step.obs`."""
+        self._episodes.require_started()
+        env = self.env
+        frames, reward, terminated, truncated, _ = env.step(self._to_env(action))
+        next_obs = obs = np.ascontiguousarray(frames)
+        ended = env.prev_done
+        if ended.any():
+            count = int(ended.sum())
+            start = env.np_random.uniform(env.low, env.high, (4, count))
+            state: Any = env.state
+            state[:, ended] = start
+            env.steps[ended] = 0
+            env.prev_done = np.zeros(self.num_envs, np.bool_)  # or it would reset them once more
+            obs = next_obs.copy()
+            obs[ended] = start.T
+            self._episodes.resets += count
+            truncated &= ~terminated
+        return Step(obs, reward.astype(np.float64), terminated, truncated, next_obs)
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+        self.env.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The simulator's arrays and its generator."""
+        state = self._episodes.state_dict()
+        if self._episodes.started:
+            state["state"], state["steps"] = np.array(self.env.state), self.env.steps.copy()
+            state["random"] = snapshot.generator_state(self.env.np_random)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue exactly where the saved vector stood."""
+        self._episodes.load_state_dict(state)
+        if not self._episodes.started:
+            return
+        if state["state"].shape != (4, self.num_envs):
+            raise UserError(f"state of {state['state'].shape[1]} envs cannot fill {self.num_envs}")
+        self.env.reset(seed=0)  # gives it a generator and its reset bounds
+        simulator: Any = self.env
+        simulator.state, simulator.steps = np.array(state["state"]), np.array(state["steps"])
+        self.env.np_random.bit_generator.state = state["random"]
+
+
+class _Episodes:
+    """Which seeds the next reset gets: the given ones the first time, none later."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.seeds = [int(seed) for seed in seeds]
+        self.started = False
+        self.resets = 0
+
+    def start(self, seeds: Sequence[int] | None) -> list[int] | list[None]:
+        if seeds is not None:
+            _same_length(self.seeds, seeds)
+            self.seeds = [int(seed) for seed in seeds]
+        first = seeds is not None or not self.started
+        self.started = True
+        self.resets += len(self.seeds)
+        return self.seeds if first else [None] * len(self.seeds)
+
+    def require_started(self) -> None:
+        if not self.started:
+            raise RuntimeError("call reset() before step()")
+
+    def start_afresh(self) -> None:
+        """Seeds that depend on how far the run was: it does not play its first episodes again."""
+        self.started = False
+        self.seeds = [seeding.integer(seed, "fresh start", self.resets) for seed in self.seeds]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"started": self.started, "resets": self.resets, "seeds": list(self.seeds)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.started, self.resets = bool(state["started"]), int(state["resets"])
+        self.seeds = [int(seed) for seed in state["seeds"]]
+
+
+def _same_length(envs: Sequence[Any], seeds: Sequence[int]) -> int:
+    if len(envs) != len(seeds) or not seeds:
+        raise ValueError(f"{len(envs)} environments need as many seeds, got {len(seeds)}")
+    return len(seeds)
+
+
+def _joint(seeds: list[int] | list[None]) -> int | None:
+    """One seed made of all seeds."""
+    given = [seed for seed in seeds if seed is not None]
+    if not given:
+        return None
+    return int(np.random.SeedSequence(given).generate_state(1)[0] >> 1)

@@ -1,0 +1,1 @@
+"""Layer 1: encoders, memories and heads."""

@@ -1,0 +1,1 @@
+"""Memories: `initial_state`, `step`, `sequence`, and sequence == repeated step."""

@@ -1,0 +1,190 @@
+"""The actor-critic: normaliser → encoder → memory → heads, with one torso or two."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.core import registry
+from rl_lab.core.distributions import (
+    Categorical,
+    DiagonalGaussian,
+    Distribution,
+    MultiCategorical,
+)
+from rl_lab.core.options import option, section, variant
+from rl_lab.core.spec import Discrete, EnvSpec, MultiDiscrete, Space
+from rl_lab.core.state import where_rows
+from rl_lab.networks.mlp import Activation, linear, mlp
+from rl_lab.networks.normalizer import NormalizeObs, ObservationNormalizer
+
+State = dict[str, dict[str, Tensor]]  # torso -> its memory's state
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """Layers between the torso and an output."""
+
+    hidden_dims: list[int] = option([], "widths of hidden layers of this head")
+    activation: Activation = option("tanh", "activation between them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig:
+    """encoder → memory → heads."""
+
+    encoder: Any = variant("encoder", {"type": "mlp"}, "observation to features")
+    memory: Any = variant("memory", {"type": "none"}, "what is remembered within an episode")
+    actor: HeadConfig = section(HeadConfig, "features to the action distribution")
+    critic: HeadConfig = section(HeadConfig, "features to the value")
+    shared_torso: bool = option(False, "one encoder and memory for actor and critic, or two")
+    log_std_init: float = option(0.0, "initial log standard deviation of continuous actions")
+
+
+class Torso(nn.Module):
+    """Encoder and memory."""
+
+    def __init__(self, config: NetworkConfig, observation: Space) -> None:
+        super().__init__()
+        encoder = registry.get("encoder", config.encoder.type)
+        memory = registry.get("memory", config.memory.type)
+        self.encoder = encoder(config.encoder, observation)
+        self.memory = memory(config.memory, self.encoder.out_dim)
+        self.out_dim: int = self.memory.out_dim
+
+    def step(self, obs: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """One time step [N, …]."""
+        features, state = self.memory.step(self.encoder(obs), state)
+        return features, state
+
+    def sequence(self, obs: Tensor, state: dict[str, Tensor], resets: Tensor) -> Tensor:
+        """[T, N, …] with resets inside; any leading shape when there is no memory."""
+        features: Tensor = self.memory.sequence(self.encoder(obs), state, resets)[0]
+        return features
+
+
+class PolicyHead(nn.Module):
+    """Features to a distribution over the action space."""
+
+    def __init__(self, config: HeadConfig, in_dim: int, action: Space, log_std: float) -> None:
+        super().__init__()
+        self.action = action
+        self.hidden = mlp(in_dim, config.hidden_dims, config.activation)
+        width = [in_dim, *config.hidden_dims][-1]
+        # A small last layer: the first policy is close to uniform whatever the features are.
+        if isinstance(action, Discrete):
+            self.output = linear(width, action.n, gain=0.01)
+        elif isinstance(action, MultiDiscrete):
+            self.output = linear(width, sum(action.nvec), gain=0.01)
+        else:
+            self.output = linear(width, action.size, gain=0.01)
+            self.log_std = nn.Parameter(torch.full((action.size,), log_std))
+
+    def forward(self, features: Tensor) -> Distribution:
+        """[..., D] to a distribution with batch shape [...]."""
+        raw = self.output(self.hidden(features))
+        if isinstance(self.action, Discrete):
+            return Categorical(raw)
+        if isinstance(self.action, MultiDiscrete):
+            return MultiCategorical(raw, self.action.nvec)
+        return DiagonalGaussian(raw, self.log_std)
+
+
+class Unrolled(NamedTuple):
+    """What the learner's first pass over a rollout gives. Tensors are [T, N]."""
+
+    log_prob: Tensor
+    value: Tensor
+    next_value: Tensor  # V of where each step really ended; meaningless where it terminated
+    states: list[State]  # memory state at the start of every chunk
+
+
+class ActorCritic(nn.Module):
+    """Policy and value function of one observation space and one action space."""
+
+    def __init__(
+        self, config: NetworkConfig, spec: EnvSpec, normalize_obs: NormalizeObs = "off"
+    ) -> None:
+        super().__init__()
+        self.has_memory = config.memory.type != "none"
+        self.normalizer = ObservationNormalizer(normalize_obs, spec.observation)
+        roles = ("shared",) if config.shared_torso else ("actor", "critic")
+        self.torsos = nn.ModuleDict({role: Torso(config, spec.observation) for role in roles})
+        self.actor_torso, self.critic_torso = roles[0], roles[-1]
+        width = self._torso(self.actor_torso).out_dim
+        self.actor = PolicyHead(config.actor, width, spec.action, config.log_std_init)
+        self.critic_hidden = mlp(width, config.critic.hidden_dims, config.critic.activation)
+        self.critic = linear([width, *config.critic.hidden_dims][-1], 1, gain=1.0)
+
+    def initial_state(self, batch: int) -> State:
+        """What every memory starts an episode with."""
+        return {role: self._torso(role).memory.initial_state(batch) for role in self.torsos}
+
+    def policy_step(self, obs: Tensor, state: State) -> tuple[Distribution, State]:
+        """The distribution for N environments, and all memories one step further."""
+        obs = self.normalizer(obs)
+        roles = list(self.torsos) if self.has_memory else [self.actor_torso]
+        steps = {role: self._torso(role).step(obs, state[role]) for role in roles}
+        new_state = {role: moved for role, (_, moved) in steps.items()}
+        return self.actor(steps[self.actor_torso][0]), {**state, **new_state}
+
+    def forward(self, obs: Tensor, state: State, resets: Tensor) -> tuple[Distribution, Tensor]:
+        """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
+        obs = self.normalizer(obs)
+        features = {
+            role: self._torso(role).sequence(obs, state[role], resets) for role in self.torsos
+        }
+        return self.actor(features[self.actor_torso]), self._value(features[self.critic_torso])
+
+    def unroll(
+        self,
+        obs: Tensor,
+        action: Tensor,
+        next_obs: Tensor,
+        state: State,
+        resets: Tensor,
+        ended: Tensor,
+        chunk: int,
+    ) -> Unrolled:
+        """Log-probs, values and bootstraps of a rollout [T, N, …], as the learner sees it now."""
+        if not self.has_memory:
+            policy, value = self(obs, state, resets)
+            _, next_value = self(next_obs, state, resets)
+            return Unrolled(policy.log_prob(action), value, next_value, [state])
+        log_probs, values, next_values, states = [], [], [], []
+        last = len(obs) - 1
+        fresh = self.initial_state(obs.shape[1])
+        for t in range(len(obs)):
+            if t % chunk == 0:
+                states.append(state)
+            state = where_rows(resets[t], fresh, state)
+            log_prob, value, state = self._look(obs[t], action[t], state)
+            log_probs.append(log_prob)
+            values.append(value)
+            # Inside an episode the next row's value is the bootstrap. Elsewhere the memory looks
+            # one frame further, and forgets that it did.
+            ahead = t == last or bool(ended[t].any())
+            next_values.append(self._look(next_obs[t], action[t], state)[1] if ahead else None)
+        following = [*values[1:], values[-1]]
+        filled = [
+            nxt if own is None else torch.where(ended[t], own, nxt) if t < last else own
+            for t, (own, nxt) in enumerate(zip(next_values, following, strict=True))
+        ]
+        return Unrolled(torch.stack(log_probs), torch.stack(values), torch.stack(filled), states)
+
+    def _look(self, obs: Tensor, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        obs = self.normalizer(obs)
+        steps = {role: self._torso(role).step(obs, state[role]) for role in self.torsos}
+        log_prob = self.actor(steps[self.actor_torso][0]).log_prob(action)
+        value = self._value(steps[self.critic_torso][0])
+        return log_prob, value, {role: moved for role, (_, moved) in steps.items()}
+
+    def _value(self, features: Tensor) -> Tensor:
+        value: Tensor = self.critic(self.critic_hidden(features)).squeeze(-1)
+        return value
+
+    def _torso(self, role: str) -> Torso:
+        torso = self.torsos[role]
+        assert isinstance(torso, Torso)
+        return torso

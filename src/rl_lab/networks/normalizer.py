@@ -1,0 +1,70 @@
+"""Observation normalisation as the policy's first layer: saved with it, frozen in evaluation."""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_lab.core.batch import Array
+from rl_lab.core.running_stats import RunningMoments
+from rl_lab.core.spec import Box, Space
+
+NormalizeObs = Literal["off", "running", "static"]
+CLIP = 10.0
+
+
+def normalize_mode(setting: bool | str) -> NormalizeObs:
+    """`environment.normalize_obs` as written (false, true, running, static) to a mode."""
+    if setting is False:
+        return "off"
+    return "static" if setting == "static" else "running"
+
+
+class ObservationNormalizer(nn.Module):
+    """(obs − shift) · scale, clipped. `running` learns both from data, `static` from the bounds.
+
+    The statistics move only when `absorb` is called, which the learner does after an update: the
+    frames of a rollout are seen by actor and learner through the same numbers.
+    """
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, mode: NormalizeObs, space: Space) -> None:
+        super().__init__()
+        applicable = isinstance(space, Box) and np.issubdtype(space.dtype, np.floating)
+        self.mode = mode if applicable else "off"
+        shape = space.shape if self.mode != "off" else ()
+        self.moments = RunningMoments(shape)
+        self.register_buffer("shift", torch.zeros(shape))
+        self.register_buffer("scale", torch.ones(shape))
+        if self.mode == "static":
+            assert isinstance(space, Box)
+            bounded = np.isfinite(space.low) & np.isfinite(space.high) & (space.high > space.low)
+            low, high = np.where(bounded, space.low, -1.0), np.where(bounded, space.high, 1.0)
+            self._set((low + high) / 2, 2 / (high - low))
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[..., *obs], unchanged when off."""
+        if self.mode == "off":
+            return obs
+        return ((obs - self.shift) * self.scale).clamp(-CLIP, CLIP)
+
+    def absorb(self, obs: Array) -> None:
+        """Take fresh frames [..., *obs] into the running statistics."""
+        if self.mode == "running":
+            self.moments.absorb(obs)
+            self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The float64 truth behind the float32 buffers."""
+        return self.moments.state_dict()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Continue the running statistics."""
+        self.moments.load_state_dict(state)
+
+    def _set(self, shift: Array, scale: Array) -> None:
+        self.shift.copy_(torch.as_tensor(shift, dtype=torch.float32))
+        self.scale.copy_(torch.as_tensor(scale, dtype=torch.float32))

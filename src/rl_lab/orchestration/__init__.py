@@ -1,0 +1,1 @@
+"""Layer 3: config, phases, wiring and the loop."""

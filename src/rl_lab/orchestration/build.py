@@ -1,0 +1,228 @@
+"""The only wiring: from a typed config to a run that can start. Constructors meet here."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rl_lab.collect.collector import RolloutCollector
+from rl_lab.collect.evaluate import Evaluation, evaluate
+from rl_lab.core import registry
+from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.core.protocols import Buffer, VectorEnv, WorkflowContext
+from rl_lab.core.seeding import Streams, integer
+from rl_lab.envs.make import make_vector, resolve_vectorization
+from rl_lab.orchestration import catalog
+from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.phases import PhaseDefinition, PhaseScheduler, parse_phases
+from rl_lab.records.checkpoint import CheckpointStore
+from rl_lab.records.metrics import MetricLog
+from rl_lab.records.run_directory import RunDirectory
+from rl_lab.records.sinks import Sinks
+from rl_lab.workflows.base import Workflow
+
+COMPILE_SECONDS = 25.0  # what a first compilation costs
+SAVED_SECONDS = 0.8e-3  # what it saves per gradient step of a small network
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Replace every `auto` by what it means here. Done once; a resumed run keeps the choice."""
+    cuda = torch.cuda.is_available()
+    device = config.experiment.device
+    if device == "auto":
+        device = "cuda" if cuda else "cpu"
+    if device.startswith("cuda") and not cuda:
+        raise UserError(f"experiment.device is '{device}', but this machine has no usable GPU")
+    compute = config.compute
+    if compute.threads == "auto":
+        compute = replace(compute, threads=1)  # small networks: a second thread costs more
+    if compute.compile == "auto":
+        plan = getattr(config.algorithm, "gradient_steps", None)  # algorithms that can tell
+        repays = plan is not None and plan(config) * SAVED_SECONDS > COMPILE_SECONDS
+        compute = replace(compute, compile="on" if repays and _has_compiler() else "off")
+    elif compute.compile == "on" and not _has_compiler():
+        raise UserError("compute.compile is on, but no C++ compiler (g++) was found")
+    environment = config.environment
+    vectorization: Any = resolve_vectorization(environment)
+    return replace(
+        config,
+        experiment=replace(config.experiment, device=device),
+        environment=replace(environment, vectorization=vectorization),
+        compute=compute,
+    )
+
+
+def build_run(
+    config: RunConfig, open_directory: Callable[[], RunDirectory], sinks: Sinks
+) -> tuple[Orchestrator, RunDirectory]:
+    """Everything of one run, checked and connected. `config` has no `auto` left.
+
+    The run's folder is opened last: a mistake leaves nothing behind.
+    """
+    context = make_context(config)
+    workflow = make_workflow(config, context)
+    phases = make_phases(config, workflow, context.buffers)
+    policies = {
+        name: make_policy(name, workflow, context)
+        for name in sorted({phase.policy for phase in phases if phase.policy})
+    }
+    directory = open_directory()
+    return Orchestrator(
+        config=config,
+        folder=directory.path,
+        workflow=workflow,
+        policies=policies,
+        components=context.components,
+        environment=context.train_environment,
+        collector=context.collector,
+        buffers=context.buffers,
+        scheduler=PhaseScheduler(phases, config.training.total_timesteps),
+        streams=context.rng,
+        evaluate=make_evaluator(config, workflow, context.rng),
+        store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
+        metrics=MetricLog(directory.metrics_file),
+        timing=MetricLog(directory.timing_file),
+        sinks=sinks,
+    ), directory
+
+
+def make_context(config: RunConfig) -> WorkflowContext:
+    """What a workflow is bound to: environments, buffers, components, random streams."""
+    assert isinstance(config.compute.threads, int), "resolve the config first"
+    torch.set_num_threads(config.compute.threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    seed = config.experiment.seed
+    streams = Streams(seed)
+    environment = make_vector(config.environment, seeds(seed, "train", config.environment.num_envs))
+    collector = RolloutCollector(environment, device=config.experiment.device)
+    return WorkflowContext(
+        config=config,
+        spec=environment.spec,
+        device=config.experiment.device,
+        train_environment=environment,
+        eval_environment=None,
+        collector=collector,
+        components=make_components(config.components),
+        buffers=make_buffers(config.buffers),
+        optimizers={},
+        rng=streams,
+        initial_observation=collector.obs,
+    )
+
+
+def seeds(seed: int, purpose: str, count: int) -> list[int]:
+    """Environment seeds: train, eval and test never share one."""
+    return [integer(seed, f"env/{purpose}", index) for index in range(count)]
+
+
+def make_workflow(config: RunConfig, context: WorkflowContext) -> Workflow:
+    """The algorithm, bound to its context; refuses state that a resume would lose."""
+    workflow: Workflow = catalog.workflow_class(config.algorithm)(config.algorithm)
+    check_requirements(workflow, context.components)
+    workflow.initialize(context)
+    if lost := workflow.unsaved():
+        raise UserError(
+            f"{type(workflow).__name__}.{lost[0]} would be lost on resume: give its class "
+            "state_dict and load_state_dict, or list it in parts()"
+        )
+    return workflow
+
+
+def check_requirements(workflow: Workflow, components: Mapping[str, Any]) -> None:
+    """Duck typing with a good error: every role and method the workflow says it calls."""
+    for role, methods in workflow.requires.items():
+        if role not in components:
+            hint = did_you_mean(role, components)
+            raise UserError(f"{type(workflow).__name__} needs components.{role}{hint}")
+        missing = [name for name in methods if not hasattr(components[role], name)]
+        if missing:
+            kind = type(components[role]).__name__
+            raise UserError(f"components.{role} is a {kind}, which has no method '{missing[0]}'")
+
+
+def make_policy(name: str, workflow: Workflow, context: WorkflowContext) -> Workflow:
+    """Another registered algorithm that only acts, for phases with `policy: name`."""
+    found = catalog.workflow_class(name)
+    policy: Workflow = found(found.Config() if found.Config else None)
+    policy.initialize(context)
+    policy.collect_steps = workflow.collect_steps
+    return policy
+
+
+def make_phases(
+    config: RunConfig, workflow: Workflow, buffers: Mapping[str, Buffer]
+) -> list[PhaseDefinition]:
+    """The configured phases, or the workflow's own; every hook, buffer and policy must exist."""
+    default = [{"name": "train", "hooks": ["collect", *workflow.hooks]}]
+    blocks = config.training.phases or workflow.phases or default
+    phases = parse_phases(blocks, config.training.total_timesteps)
+    problems = []
+    for phase in phases:
+        legal = {
+            "hook": ["collect", "evaluate", *workflow.hooks],
+            "buffer": list(buffers),
+            "policy": registry.names("workflow"),
+        }
+        asked = [("hook", hook) for hook in phase.hooks]
+        asked += [("buffer", phase.buffer or ""), ("policy", phase.policy or "")]
+        problems += [
+            f"training.phases: '{phase.name}' asks for {kind} '{name}'{did_you_mean(name, known)}"
+            for kind, name in asked
+            if name and name not in (known := legal[kind])
+        ]
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return phases
+
+
+def make_buffers(blocks: Mapping[str, Any]) -> dict[str, Buffer]:
+    """Named buffers; a rollout buffer when none is configured."""
+    made: dict[str, Buffer] = {}
+    for name, block in (blocks or {"rollout": {"type": "rollout"}}).items():
+        found = registry.get("buffer", block["type"])
+        made[name] = found(found.Config(**block))
+    return made
+
+
+def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts that a workflow finds in its context: `role: {_target_: module.Class, …}`."""
+    made: dict[str, Any] = {}
+    for role, block in blocks.items():
+        if not isinstance(block, Mapping) or "_target_" not in block:
+            raise UserError(f"components.{role} needs a _target_: the path of a class")
+        arguments = {key: value for key, value in block.items() if key != "_target_"}
+        made[role] = catalog.find_target(block["_target_"])[0](**arguments)
+    return made
+
+
+def make_evaluator(
+    config: RunConfig, workflow: Workflow, streams: Streams
+) -> Callable[[str, int], Evaluation]:
+    """Evaluation on its own environments (made when first needed), seeds and random streams."""
+    made: dict[str, VectorEnv] = {}
+
+    def run(purpose: str, episodes: int) -> Evaluation:
+        count = min(config.evaluation.num_envs, episodes)
+        own_seeds = seeds(config.experiment.seed, purpose, count)
+        key = f"{count}"
+        if key not in made:
+            made[key] = make_vector(config.environment, own_seeds)
+        with streams.borrowed(f"{purpose}/"):
+            return evaluate(
+                workflow.act,
+                made[key],
+                seeds=own_seeds,
+                episodes=episodes,
+                deterministic=config.evaluation.deterministic,
+                initial_state=workflow.initial_state(count),
+                device=config.experiment.device,
+            )
+
+    return run
+
+
+def _has_compiler() -> bool:
+    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))

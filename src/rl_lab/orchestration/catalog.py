@@ -1,0 +1,128 @@
+"""Names to classes: every built-in is declared here, and local code is found here."""
+
+import sys
+import zlib
+from collections.abc import Iterable
+from dataclasses import is_dataclass
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core import registry
+from rl_lab.core.errors import UserError, did_you_mean
+
+BUILT_INS = {
+    "workflow": {
+        "ppo": "rl_lab.workflows.ppo:PPO",
+        "random": "rl_lab.workflows.random:RandomWorkflow",
+    },
+    "memory": {
+        "none": "rl_lab.networks.memory.recurrent:NoMemory",
+        "lstm": "rl_lab.networks.memory.recurrent:LSTM",
+        "gru": "rl_lab.networks.memory.recurrent:GRU",
+    },
+    "encoder": {"mlp": "rl_lab.networks.mlp:MLPEncoder"},
+    "buffer": {"rollout": "rl_lab.buffers.rollout:RolloutBuffer"},
+    "wrapper": {"MaskObservation": "rl_lab.envs.wrappers:MaskObservation"},
+}
+for kind, targets in BUILT_INS.items():
+    registry.declare(kind, targets)
+
+
+def workflow_class(algorithm: Any) -> Any:
+    """The class behind a validated `algorithm` block, or behind a registered name."""
+    if isinstance(algorithm, str):
+        return registry.get("workflow", algorithm)
+    target = getattr(algorithm, "_target_", None)
+    return find_target(target)[0] if target else registry.get("workflow", algorithm.name)
+
+
+def config_class(item: Any) -> type | None:
+    """The `Config` dataclass that a registered class carries, if it has one."""
+    config = getattr(item, "Config", None)
+    if config is not None and not (isinstance(config, type) and is_dataclass(config)):
+        raise UserError(f"{item.__qualname__}.Config must be a dataclass")
+    return config
+
+
+def find_target(target: str, folders: Iterable[Path] = ()) -> tuple[Any, str]:
+    """The class that `module.Class` or `file.py:Class` means, and a spelling to save for later.
+
+    Files and modules are looked up in the current folder first, then in `folders` (where the
+    config file lies). The saved spelling is absolute, so that a resume works from any folder.
+    """
+    if target in _found:
+        return _found[target], target
+    try:
+        item, spelling = _find(target, [Path.cwd(), *folders])
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # the user's own file may fail in any way while it is imported
+        raise UserError(f"cannot import '{target}': {type(error).__name__}: {error}") from error
+    _found[spelling] = item
+    return item, spelling
+
+
+def load_plugin(written: str, folders: Iterable[Path] = ()) -> str:
+    """Import a local `file.py` for the classes that it registers; its absolute path."""
+    for file in (place / written for place in [Path.cwd(), *folders]):
+        if file.is_file():
+            try:
+                _import_file(file.resolve())
+            except (UserError, KeyboardInterrupt):
+                raise
+            except Exception as error:  # the user's own file may fail in any way
+                name = type(error).__name__
+                raise UserError(f"cannot import '{written}': {name}: {error}") from error
+            return str(file.resolve())
+    raise UserError(f"cannot find the file '{written}'")
+
+
+_found: dict[str, Any] = {}  # one class per spelling: a file is never executed twice
+
+
+def _find(target: str, places: list[Path]) -> tuple[Any, str]:
+    if ".py:" in target:
+        written, _, attribute = target.rpartition(":")
+        for file in (place / written for place in places):
+            if file.is_file():
+                return _attribute(_import_file(file.resolve()), attribute, target), (
+                    f"{file.resolve()}:{attribute}"
+                )
+        raise UserError(f"cannot find the file of '{target}'")
+    module, _, attribute = target.replace(":", ".").rpartition(".")
+    top = module.partition(".")[0]
+    if top and top not in sys.modules and util.find_spec(top) is None:
+        for place in places:
+            if (place / f"{top}.py").is_file() and module == top and place != Path.cwd():
+                return _find(f"{place / top}.py:{attribute}", places)
+            if (place / f"{top}.py").is_file() or (place / top).is_dir():
+                sys.path.append(str(place))
+                break
+    return registry.locate(target), target
+
+
+def _import_file(file: Path) -> Any:
+    """A module from a file, unless this process has it already."""
+    for loaded in list(sys.modules.values()):
+        if getattr(loaded, "__file__", None) == str(file):
+            return loaded
+    taken = file.stem in sys.modules or util.find_spec(file.stem) is not None
+    name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}" if taken else file.stem
+    spec = util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _attribute(module: Any, attribute: str, target: str) -> Any:
+    if not hasattr(module, attribute):
+        known = [each for each in vars(module) if not each.startswith("_")]
+        raise UserError(f"'{target}': no '{attribute}' in it{did_you_mean(attribute, known)}")
+    return getattr(module, attribute)

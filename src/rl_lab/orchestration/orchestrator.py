@@ -1,0 +1,272 @@
+"""The loop. It knows when, never how: asks the phases what is next, calls it, routes the data.
+
+Nothing here names an algorithm, a loss or a network. Everything that a resumed run needs is in
+`state()`; a checkpoint may fall between any two hooks.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rl_lab.collect.evaluate import Evaluation
+from rl_lab.core.batch import Batch, Metrics
+from rl_lab.core.clock import Counters, Every
+from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.protocols import Buffer, Collector, VectorEnv
+from rl_lab.core.seeding import Streams
+from rl_lab.core.state import Stateful, Tree
+from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.phases import PhaseScheduler
+from rl_lab.orchestration.signals import StopRequest
+from rl_lab.records.checkpoint import CheckpointStore
+from rl_lab.records.commit import commit_tree
+from rl_lab.records.faults import fault
+from rl_lab.records.metrics import MetricLog
+from rl_lab.records.provenance import numerics_fingerprint
+from rl_lab.records.sinks import Sinks
+from rl_lab.workflows.base import Workflow
+
+SCORE = "eval/return_mean"
+PREFIXES = {"update_controller": "controller"}  # every other update hook logs under train/
+
+
+@dataclass
+class Progress:
+    """What the loop itself remembers: unlogged metrics, the best score, the streak of successes."""
+
+    sums: dict[str, list[float]] = field(default_factory=dict)  # metric -> [total, count]
+    latest: dict[str, float] = field(default_factory=dict)
+    last_score: float | None = None
+    best_score: float | None = None
+    best_step: int | None = None
+    streak: int = 0
+    resumes: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """All of it."""
+        vars(self).update(state)
+
+
+@dataclass(kw_only=True)
+class Orchestrator:
+    """One run, wired by `build.py`."""
+
+    config: RunConfig
+    folder: Path
+    workflow: Workflow
+    policies: Mapping[str, Workflow]  # other policies that phases collect with
+    components: Mapping[str, Any]
+    environment: VectorEnv
+    collector: Collector
+    buffers: Mapping[str, Buffer]
+    scheduler: PhaseScheduler
+    streams: Streams
+    evaluate: Callable[[str, int], Evaluation]  # (purpose, episodes), on that purpose's own seeds
+    store: CheckpointStore
+    metrics: MetricLog
+    timing: MetricLog
+    sinks: Sinks
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    def __post_init__(self) -> None:
+        """Clocks, from the configuration."""
+        total = self.config.training.total_timesteps
+        self.counters = Counters()
+        self.progress = Progress()
+        self.clocks = {
+            "evaluate": Every(self.config.evaluation.every_steps),
+            "checkpoint": Every(self.config.checkpoint.every_steps),
+            "log": Every(self.config.logging.every_steps or max(total // 500, 1)),
+        }
+        self.seconds: dict[str, float] = {}  # wall time per stage since the last row
+        self.row_started = (time.perf_counter(), 0)
+        self.hooks: dict[str, Callable[..., Metrics]] = {
+            name: getattr(self.workflow, name) for name in self.workflow.hooks
+        }
+
+    def run(self) -> bool:
+        """Until the phases are over or somebody asks to stop. True if the run is complete."""
+        while (action := self.scheduler.next_action()) is not None:
+            fault("hook.before")
+            self.execute(action)
+            fault("hook.after")
+            if self.scheduler.at_cycle_start:
+                self.counters.cycles += 1
+                self.after_cycle()
+                if self.solved():
+                    break
+            if self.stop.requested:
+                if not self.stop.impatient:
+                    self.save()
+                return False
+        self.write_row()
+        self.save()
+        return True
+
+    def execute(self, action: str) -> None:
+        """One hook: collect, evaluate, or an update of the workflow."""
+        started = time.perf_counter()
+        phase = self.scheduler.view()
+        buffer = self.buffers[phase["buffer"] or next(iter(self.buffers))]
+        batch: Batch | None = None
+        steps = updates = 0
+        try:
+            if action == "collect":
+                policy = self.policies.get(phase["policy"] or "", self.workflow)
+                result = policy.collect_step(self.counters.env_steps, phase=phase)
+                if result.trajectory is not None:
+                    buffer.add(result.trajectory)
+                steps = result.steps
+                self.counters.env_steps += steps
+                self.counters.episodes += result.episodes
+                self.note({_named(key, "collect"): v for key, v in result.metrics.items()})
+            elif action == "evaluate":
+                self.measure()
+            elif buffer.ready():
+                batch = buffer.sample()
+                metrics = self.hooks[action](batch, phase=phase)
+                prefix = PREFIXES.get(action, "train")
+                self.note({_named(key, prefix): v for key, v in metrics.items()}, mean=True)
+                updates = 1
+        except NonFiniteError as error:
+            self.dump(action, batch, error)
+            raise
+        self.counters.updates += updates
+        self.scheduler.advance(action, steps=steps, updates=updates)
+        if self.scheduler.at_cycle_start:
+            for each in self.buffers.values():
+                each.done()
+        stage = action if action in ("collect", "evaluate") else "update"
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - started
+
+    def after_cycle(self) -> None:
+        """Between two cycles: evaluate, log, save, each when its clock has crossed."""
+        step, best = self.counters.env_steps, self.progress.best_score
+        if self.clocks["evaluate"].due(step) and step > self.config.evaluation.warmup_steps:
+            started = time.perf_counter()
+            self.measure()
+            self.seconds["evaluate"] = time.perf_counter() - started
+            self.clocks["log"].last = step
+            self.write_row()
+        elif self.clocks["log"].due(step):
+            self.write_row()
+        improved = self.progress.best_score != best
+        if self.clocks["checkpoint"].due(step) or improved:
+            self.save(score=self.progress.best_score if improved else None)
+
+    def measure(self) -> None:
+        """One evaluation. Training state and random streams are left bit for bit."""
+        summary = self.evaluate("eval", self.config.evaluation.episodes).summary()
+        self.note({f"eval/{key}": value for key, value in summary.items()})
+        score, stop_at = summary["return_mean"], self.config.evaluation.stop_at
+        self.progress.last_score = score
+        if self.progress.best_score is None or score > self.progress.best_score:
+            self.progress.best_score, self.progress.best_step = score, self.counters.env_steps
+        reached = stop_at is not None and score >= stop_at
+        self.progress.streak = self.progress.streak + 1 if reached else 0
+
+    def solved(self) -> bool:
+        """Early stop: `patience` evaluations in a row reached `stop_at`."""
+        return self.progress.streak >= self.config.evaluation.patience
+
+    def note(self, metrics: Mapping[str, Any], *, mean: bool = False) -> None:
+        """Keep metrics for the next row: the mean since the last row, or the latest value."""
+        numbers = {name: _number(value) for name, value in metrics.items()}
+        self.scheduler.observe(numbers)
+        if not mean:
+            self.progress.latest.update(numbers)
+            return
+        for name, number in numbers.items():
+            total, count = self.progress.sums.get(name, [0.0, 0])
+            self.progress.sums[name] = [total + number, count + 1]
+
+    def write_row(self) -> None:
+        """One row of metrics.jsonl (the same in every resumed run) and one of timing.jsonl."""
+        progress, step = self.progress, self.counters.env_steps
+        row = dict(progress.latest) | {k: total / n for k, (total, n) in progress.sums.items()}
+        if not row:
+            return
+        row |= {"updates": self.counters.updates, "episodes": self.counters.episodes}
+        progress.sums, progress.latest = {}, {}
+        self.metrics.append(step, row)
+        now, (started, first) = time.perf_counter(), self.row_started
+        timing = {"time/sps": (step - first) / (now - started)}
+        timing |= {f"time/{stage}": seconds for stage, seconds in self.seconds.items()}
+        self.timing.append(step, timing)
+        self.row_started, self.seconds = (now, step), {}
+        self.sinks.write(step, row | timing)
+
+    def save(self, score: float | None = None) -> None:
+        """A checkpoint here and now. A full disk is an alarm, not the end of the run."""
+        started = time.perf_counter()
+        try:
+            manifest = {"numerics": numerics_fingerprint()}
+            self.store.save(self.counters.env_steps, self.state(), score=score, manifest=manifest)
+        except OSError as error:
+            self.sinks.say(f"WARNING: checkpoint at {self.counters.env_steps} failed: {error}")
+        self.seconds["checkpoint"] = time.perf_counter() - started
+
+    def state(self) -> Tree:
+        """Everything that changes while training. Not listed here = not saved."""
+        return {
+            "workflow": self.workflow.get_state(),
+            "policies": {name: each.get_state() for name, each in self.policies.items()},
+            "parts": {name: part.state_dict() for name, part in self._parts()},
+            "metrics_offset": self.metrics.offset(),
+        }
+
+    def load(self, state: Tree) -> None:
+        """Become the run that was saved, bit for bit; later rows of its metrics are cut off."""
+        self.workflow.set_state(state["workflow"])
+        for name, policy in self.policies.items():
+            policy.set_state(state["policies"][name])
+        for name, part in self._parts():
+            part.load_state_dict(state["parts"][name])
+        self.metrics.truncate(state["metrics_offset"])
+        self.row_started = (time.perf_counter(), self.counters.env_steps)
+
+    def close(self) -> None:
+        """Let go of files, displays and environments."""
+        for each in (self.metrics, self.timing, self.sinks, self.environment):
+            each.close()
+
+    def dump(self, action: str, batch: Batch | None, error: NonFiniteError) -> None:
+        """What is needed to look at a numerical failure again: state and batch, as they were."""
+        where = self.folder / "crash" / f"step_{self.counters.env_steps:012d}"
+        where.parent.mkdir(exist_ok=True)
+        tree = {"state": self.state(), "batch": batch}
+        manifest = {"hook": action, "message": str(error), "details": error.details}
+        commit_tree(where, tree, manifest=manifest)
+        error.add_note(f"state and batch are in {where}")
+
+    def _parts(self) -> Iterable[tuple[str, Stateful]]:
+        yield "environment", self.environment
+        yield "collector", self.collector
+        yield "scheduler", self.scheduler
+        yield "streams", self.streams
+        yield "counters", self.counters
+        yield "progress", self.progress
+        for kind, parts in (
+            ("clock", self.clocks),
+            ("buffer", self.buffers),
+            ("component", self.components),
+        ):
+            for name, part in parts.items():
+                if isinstance(part, Stateful):
+                    yield f"{kind}.{name}", part
+
+
+def _named(key: str, prefix: str) -> str:
+    return key if key.startswith(f"{prefix}/") else f"{prefix}/{key}"
+
+
+def _number(value: Any) -> float:
+    return value.item() if isinstance(value, Tensor) else float(value)

@@ -1,0 +1,287 @@
+"""Phases: a finite state machine that says what is next. It touches no tensor."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import ge, gt, le, lt
+from types import MappingProxyType
+from typing import Any
+
+from rl_lab.core.errors import ConfigError, did_you_mean
+
+TYPES = ("online", "offline", "eval_only")
+DURATIONS = ("duration_steps", "duration_updates", "duration_cycles", "max_steps")
+KEYS = ("name", "type", "buffer", "hooks", "policy", "until", *DURATIONS)
+COMPARE = {">=": ge, "<=": le, ">": gt, "<": lt}
+CONDITION = re.compile(r"^\s*([\w/]+)\s*(>=|<=|>|<)\s*(-?[\d.]+(?:e-?\d+)?)\s*$")
+MOST_PHASES = 10_000
+
+
+@dataclass(frozen=True)
+class PhaseDefinition:
+    """One phase, as written. A cycle is one pass through `hooks`."""
+
+    name: str
+    hooks: tuple[str, ...]  # repeated hooks are written out
+    type: str = "online"
+    buffer: str | None = None
+    policy: str | None = None
+    duration_steps: int | None = None
+    duration_updates: int | None = None
+    duration_cycles: int | None = None
+    until: tuple[str, str, float] | None = None  # metric, comparison, number
+    max_steps: int | None = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def step_limit(self) -> int | None:
+        """Environment steps after which the phase is over for certain."""
+        limits = [limit for limit in (self.duration_steps, self.max_steps) if limit is not None]
+        return min(limits) if limits else None
+
+    @property
+    def bounded(self) -> bool:
+        """True if something other than the whole run's budget or a metric ends it."""
+        durations = (self.step_limit, self.duration_updates, self.duration_cycles)
+        return any(limit is not None for limit in durations)
+
+
+def parse_phases(
+    blocks: Sequence[Mapping[str, Any]], total_timesteps: int, path: str = "training.phases"
+) -> list[PhaseDefinition]:
+    """Phases in order, `repeat` blocks written out. All problems at once, as a `ConfigError`."""
+    problems: list[str] = []
+    phases = _flatten(blocks, path, problems)
+    if not problems:
+        _check_reachable(phases, total_timesteps, path, problems)
+    if problems:
+        raise ConfigError(problems)
+    return phases
+
+
+class PhaseScheduler:
+    """Walks through phases and cycles; resumes between any two hooks."""
+
+    def __init__(self, phases: Sequence[PhaseDefinition], total_timesteps: int) -> None:
+        self.phases = list(phases)
+        self.total_timesteps = total_timesteps
+        self.index = 0  # which phase
+        self.hook = 0  # which hook of the cycle is next
+        self.total_steps = 0
+        self.steps = self.updates = self.cycles = 0  # within the phase
+        self.cycle_progress = 0  # steps and updates of this cycle
+        self.watched: dict[str, float] = {}  # last values of the metrics that `until` asks for
+
+    def current_phase(self) -> PhaseDefinition | None:
+        """The phase that is running, or None when all are over."""
+        return self.phases[self.index] if self.index < len(self.phases) else None
+
+    def next_action(self) -> str | None:
+        """The hook to call next, or None when the run is over."""
+        phase = self.current_phase()
+        return phase.hooks[self.hook] if phase else None
+
+    @property
+    def at_cycle_start(self) -> bool:
+        """True between two cycles: the natural place to evaluate and to save."""
+        return self.hook == 0
+
+    def view(self) -> Mapping[str, Any]:
+        """The running phase as workflows see it."""
+        phase = self.current_phase()
+        assert phase is not None
+        return MappingProxyType(
+            {
+                **phase.extras,
+                "name": phase.name,
+                "type": phase.type,
+                "buffer": phase.buffer,
+                "policy": phase.policy,
+                "progress": self._progress(phase),
+                "step": self.total_steps,
+            }
+        )
+
+    def observe(self, metrics: Mapping[str, float]) -> None:
+        """Remember what conditions may ask for."""
+        wanted = {phase.until[0] for phase in self.phases if phase.until}
+        self.watched.update({key: metrics[key] for key in wanted & set(metrics)})
+
+    def advance(self, action: str, *, steps: int = 0, updates: int = 0) -> None:
+        """Tell what was done. A skipped update has `updates=0` and counts nothing."""
+        phase = self.current_phase()
+        assert phase is not None and action == phase.hooks[self.hook], (action, phase)
+        self.total_steps += steps
+        self.steps += steps
+        self.updates += updates
+        self.cycle_progress += steps + updates
+        self.hook += 1
+        updates_done = phase.duration_updates is not None and self.updates >= phase.duration_updates
+        if self.hook < len(phase.hooks) and not updates_done:
+            return
+        if self.cycle_progress == 0 and phase.type != "eval_only":
+            raise ConfigError(
+                [f"phase '{phase.name}' makes no progress: its buffer never has enough to learn"]
+            )
+        self.hook = self.cycle_progress = 0
+        self.cycles += 1
+        if self.total_steps >= self.total_timesteps:
+            self.index = len(self.phases)
+        elif updates_done or self._over(phase):
+            self.index += 1
+            self.steps = self.updates = self.cycles = 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Position and counters."""
+        names = [
+            "index",
+            "hook",
+            "total_steps",
+            "steps",
+            "updates",
+            "cycles",
+            "cycle_progress",
+            "watched",
+        ]
+        return {**{name: getattr(self, name) for name in names}, "watched": self.watched}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue there."""
+        for name, value in state.items():
+            setattr(self, name, dict(value) if name == "watched" else int(value))
+
+    state_dict, load_state_dict = get_state, set_state
+
+    def _over(self, phase: PhaseDefinition) -> bool:
+        if phase.until is not None:
+            metric, comparison, number = phase.until
+            if metric in self.watched and COMPARE[comparison](self.watched[metric], number):
+                return True
+        limits = ((phase.step_limit, self.steps), (phase.duration_cycles, self.cycles))
+        if any(limit is not None and count >= limit for limit, count in limits):
+            return True
+        # An eval_only phase without a duration is one cycle long.
+        return phase.type == "eval_only" and not phase.bounded
+
+    def _progress(self, phase: PhaseDefinition) -> float:
+        shares = [
+            count / limit
+            for limit, count in (
+                (phase.step_limit, self.steps),
+                (phase.duration_updates, self.updates),
+                (phase.duration_cycles, self.cycles),
+            )
+            if limit
+        ]
+        if not shares:
+            before = self.total_steps - self.steps
+            shares = [self.steps / max(self.total_timesteps - before, 1)]
+        return min(max(shares), 1.0)
+
+
+def _flatten(blocks: Any, path: str, problems: list[str]) -> list[PhaseDefinition]:
+    phases: list[PhaseDefinition] = []
+    for number, block in enumerate(blocks):
+        here = f"{path}[{number}]"
+        if not isinstance(block, Mapping):
+            problems.append(f"{here}: a phase is a mapping, got {block!r}")
+        elif "repeat" in block:
+            unknown = set(block) - {"repeat", "phases"}
+            repeat = block["repeat"]
+            if unknown or not block.get("phases"):
+                problems.append(f"{here}: a repeat block has `repeat` and `phases`, nothing else")
+            elif not isinstance(repeat, int) or repeat < 1:
+                problems.append(f"{here}.repeat: must be a whole number of at least 1")
+            else:
+                inner = _flatten(block["phases"], f"{here}.phases", problems)
+                if len(inner) * repeat > MOST_PHASES:
+                    problems.append(f"{here}: more than {MOST_PHASES} phases")
+                else:
+                    phases += inner * repeat
+        else:
+            phase = _parse(block, here, problems)
+            if phase is not None:
+                phases.append(phase)
+    return phases
+
+
+def _parse(block: Mapping[str, Any], here: str, problems: list[str]) -> PhaseDefinition | None:
+    block = {("hooks" if key == "workflow_hooks" else key): value for key, value in block.items()}
+    known = len(problems)
+    values: dict[str, Any] = {key: block[key] for key in ("buffer", "policy") if key in block}
+    values["name"] = str(block.get("name", f"phase_{here.rpartition('[')[2].rstrip(']')}"))
+    values["type"] = block.get("type", "online")
+    if values["type"] not in TYPES:
+        problems.append(f"{here}.type: must be one of {', '.join(TYPES)}, got '{values['type']}'")
+    values["hooks"] = _hooks(block.get("hooks"), here, problems)
+    if values["type"] == "offline" and "collect" in values["hooks"]:
+        problems.append(f"{here}: an offline phase does not collect; use type: online")
+    for key in DURATIONS:
+        if key in block:
+            values[key] = _count(block[key], f"{here}.{key}", problems)
+    if "until" in block:
+        match = CONDITION.match(str(block["until"]))
+        if match is None:
+            problems.append(
+                f"{here}.until: write `metric >= number`, for example 'eval/return_mean >= 475', "
+                f"got '{block['until']}'"
+            )
+        else:
+            values["until"] = (match[1], match[2], float(match[3]))
+    extras = {key: value for key, value in block.items() if key not in KEYS}
+    for key in extras:
+        hint = did_you_mean(key, KEYS)
+        if "did you mean" in hint:
+            problems.append(f"{here}.{key}: unknown key{hint}")
+    if len(problems) > known:
+        return None
+    return PhaseDefinition(**values, extras=extras)
+
+
+def _hooks(hooks: Any, here: str, problems: list[str]) -> tuple[str, ...]:
+    if not isinstance(hooks, (list, tuple)) or not hooks:
+        problems.append(f"{here}.hooks: a phase needs a list of hooks, e.g. [collect, update]")
+        return ()
+    written: list[str] = []
+    for hook in hooks:
+        if isinstance(hook, str):
+            written.append(hook)
+        elif isinstance(hook, Mapping) and len(hook) == 1:
+            name, times = next(iter(hook.items()))
+            written += [str(name)] * (_count(times, f"{here}.hooks.{name}", problems) or 0)
+        else:
+            problems.append(f"{here}.hooks: a hook is a name or {{name: times}}, got {hook!r}")
+    return tuple(written)
+
+
+def _count(value: Any, here: str, problems: list[str]) -> int | None:
+    try:
+        number = float(str(value).replace("_", ""))
+    except ValueError:
+        number = -1.0
+    if number < 1 or number != int(number):
+        problems.append(f"{here}: must be a whole number of at least 1, got {value!r}")
+        return None
+    return int(number)
+
+
+def _check_reachable(
+    phases: Sequence[PhaseDefinition], total: int, path: str, problems: list[str]
+) -> None:
+    spent = 0
+    for phase, following in pairwise(phases):
+        endless = not phase.bounded and phase.type != "eval_only"
+        if endless:
+            reason = "has no max_steps" if phase.until else "has no duration"
+            problems.append(
+                f"{path}: phase '{following.name}' is unreachable: '{phase.name}' {reason}"
+            )
+            return
+        spent += phase.duration_steps or 0
+        if spent >= total and not phase.until:
+            problems.append(
+                f"{path}: phase '{following.name}' is unreachable: the phases before it take "
+                f"{spent:,} of {total:,} total_timesteps"
+            )
+            return

@@ -1,0 +1,77 @@
+"""A trained policy taken out of a run, to be measured or played: nothing of the run is touched."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rl_lab.collect.evaluate import Evaluation
+from rl_lab.core.errors import UserError
+from rl_lab.core.protocols import WorkflowContext
+from rl_lab.core.state import Stateful
+from rl_lab.orchestration.build import make_context, make_evaluator, make_workflow, resolve
+from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.session import load_config
+from rl_lab.records.checkpoint import CheckpointStore
+from rl_lab.records.run_directory import RunDirectory, Which, find_run
+from rl_lab.workflows.base import Workflow
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A workflow as it was at one checkpoint."""
+
+    run: RunDirectory
+    step: int
+    config: RunConfig
+    context: WorkflowContext
+    workflow: Workflow
+    evaluate: Callable[[str, int], Evaluation]  # (purpose, episodes)
+
+
+def load(
+    reference: str,
+    root: Path,
+    *,
+    seed: int | None = None,
+    deterministic: bool = True,
+    device: str | None = None,
+    tell: Callable[[str], None] = lambda message: None,
+) -> LoadedPolicy:
+    """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`; the best one if nothing is said.
+
+    `seed` replaces the run's own for whatever is random from here on.
+    """
+    directory, which = find_run(reference, root)
+    config = load_config(directory)
+    experiment = replace(
+        config.experiment,
+        seed=config.experiment.seed if seed is None else seed,
+        device=device or config.experiment.device,
+    )
+    config = resolve(
+        replace(
+            config,
+            experiment=experiment,
+            evaluation=replace(config.evaluation, deterministic=deterministic),
+            compute=replace(config.compute, compile="off"),  # nothing will be learnt
+        )
+    )
+    store = CheckpointStore(directory.checkpoints, on_skip=tell)
+    if not store.steps():
+        raise UserError(f"run {directory.id} has no checkpoint yet")
+    state, manifest, _ = store.load(_default(store, which))
+    context = make_context(config)
+    workflow = make_workflow(config, context)
+    workflow.set_state(state["workflow"])
+    for role, part in context.components.items():
+        if isinstance(part, Stateful):
+            part.load_state_dict(state["parts"][f"component.{role}"])
+    evaluate = make_evaluator(config, workflow, context.rng)
+    return LoadedPolicy(directory, int(manifest["step"]), config, context, workflow, evaluate)
+
+
+def _default(store: CheckpointStore, which: Which) -> str | int:
+    """`best` when nothing was said, as far as anything was ever scored."""
+    if which is None:
+        return "best" if store.best() is not None else "last"
+    return which

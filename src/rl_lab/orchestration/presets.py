@@ -1,0 +1,105 @@
+"""Presets: `env:variant` as a file in a config folder, or as two names when there is no file."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core import registry
+from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.orchestration import catalog  # noqa: F401  declares the built-in names
+from rl_lab.orchestration.documents import PACKAGE_CONFIGS
+
+PRESETS = "experiment"  # the folder of presets in a config folder
+DEFAULT_ALGORITHM = "ppo"
+
+
+def search_folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
+    """Where presets are looked for, first match wins: `--config-dir`, `./configs`, the package."""
+    for each in config_dirs:
+        if not Path(each).is_dir():
+            raise UserError(f"--config-dir {each}: no such folder")
+    candidates = [*map(Path, config_dirs), Path("configs"), PACKAGE_CONFIGS]
+    return [each.resolve() for each in candidates if each.is_dir()]
+
+
+def list_presets(config_dirs: Sequence[Path] = ()) -> list[str]:
+    """Every preset as `env:variant`, or by its plain name if it lies in no folder of an env."""
+    found: dict[str, None] = {}
+    for folder in search_folders(config_dirs):
+        for file in sorted((folder / PRESETS).rglob("*.yaml")):
+            name = file.relative_to(folder / PRESETS).with_suffix("").as_posix()
+            environment, slash, variant = name.rpartition("/")
+            found[f"{environment}:{variant}" if slash else name] = None
+    return sorted(found)
+
+
+def split_spec(spec: str) -> tuple[str, str | None]:
+    """`env:variant` at the last colon; `module:Id-v0` has no variant."""
+    environment, colon, variant = spec.rpartition(":")
+    if colon and re.fullmatch(r"[A-Za-z_]\w*", variant) and environment:
+        return environment, variant
+    return spec, None
+
+
+def find_preset(spec: str, folders: Sequence[Path]) -> Path | None:
+    """The file of `env:variant`, if there is one."""
+    environment, variant = split_spec(spec)
+    return None if variant is None else _preset_file(f"{environment}/{variant}", folders)
+
+
+def named_preset(name: str, folders: Sequence[Path]) -> Path:
+    """The file of `+experiment=name`, or a UserError with the nearest presets."""
+    file = _preset_file(name, folders)
+    if file is None:
+        presets = [each.replace(":", "/") for each in _presets_in(folders)]
+        hint = did_you_mean(name, presets) or f" (known: {', '.join(presets)})"
+        raise UserError(f"no preset '{name}'{hint}")
+    return file
+
+
+def _preset_file(name: str, folders: Sequence[Path]) -> Path | None:
+    for folder in folders:
+        file = folder / PRESETS / f"{name}.yaml"
+        if file.is_file() and file.resolve().is_relative_to(folder.resolve()):
+            return file
+    return None
+
+
+def _presets_in(folders: Sequence[Path]) -> list[str]:
+    return list_presets([each for each in folders if each != PACKAGE_CONFIGS])
+
+
+def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], str]:
+    """An algorithm's defaults on an environment, from the two names alone, and a note of it."""
+    environment, variant = split_spec(spec)
+    tree: dict[str, Any] = {"version": 1, "environment": {"id": environment}}
+    if variant is None:
+        tree["algorithm"] = {"name": DEFAULT_ALGORITHM}
+        return tree, f"no algorithm named: {DEFAULT_ALGORITHM} with its defaults on {environment}"
+    algorithm, memory = _split_variant(variant)
+    if algorithm is None:
+        presets = _presets_in(folders)
+        here = [each for each in presets if each.startswith(f"{environment}:")]
+        known = [*registry.names("workflow"), *(each.rpartition(":")[2] for each in here)]
+        hint = did_you_mean(variant, known)
+        if here and "known" not in hint:
+            hint += f"; presets of {environment}: {', '.join(each.split(':')[-1] for each in here)}"
+        raise UserError(f"'{spec}': no preset and no algorithm '{variant}'{hint}")
+    tree["algorithm"] = {"name": algorithm}
+    words = f"{algorithm} with its defaults"
+    if memory:
+        tree["network"] = {"memory": {"type": memory}}
+        words += f" and {memory} memory"
+    return tree, f"no preset {spec}: {words} on {environment}"
+
+
+def _split_variant(variant: str) -> tuple[str | None, str | None]:
+    """`ppo` → (ppo, None), `ppo_gru` → (ppo, gru), anything else → (None, None)."""
+    algorithms = registry.names("workflow")
+    if variant in algorithms:
+        return variant, None
+    algorithm, _, memory = variant.rpartition("_")
+    if algorithm in algorithms and memory in registry.names("memory"):
+        return algorithm, memory
+    return None, None

@@ -1,0 +1,192 @@
+"""The life of a run around the loop: its folder, its lock, its summary, its end or its return."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core.errors import UserError
+from rl_lab.core.state import Tree
+from rl_lab.orchestration.build import build_run, resolve
+from rl_lab.orchestration.compose import compose
+from rl_lab.orchestration.config import RunConfig, config_hash, to_yaml
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.signals import stop_on_signals
+from rl_lab.orchestration.validation import validate
+from rl_lab.records.checkpoint import CheckpointStore
+from rl_lab.records.commit import write_atomically
+from rl_lab.records.index import Index, row_of
+from rl_lab.records.provenance import numerics_fingerprint, provenance
+from rl_lab.records.run_directory import RunDirectory, find_run
+from rl_lab.records.sinks import Sink, Sinks, TensorBoardSink
+
+EXACT = ("E0", "E1", "E2")
+# (config, folder, first step) -> what shows the run to a human
+View = Callable[[RunConfig, RunDirectory, int], Sequence[Sink]]
+
+
+def no_view(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[Sink]:
+    """Show nothing."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: RunDirectory
+    summary: dict[str, Any]
+    exit_code: int
+
+
+def train(
+    config: RunConfig, *, root: Path, command: Sequence[str] = (), view: View = no_view
+) -> Outcome:
+    """A new run, from the first step. Nothing is written before everything could be built."""
+    config = resolve(config)
+    warm = find_weights(config.training.warm_start, root)
+    sinks = Sinks([], None)
+
+    def create() -> RunDirectory:
+        name = config.experiment.name or f"{config.environment.id}-{config.algorithm.name}"
+        directory = RunDirectory.create(root, name)
+        write_atomically(directory.config_file, to_yaml(config).encode())
+        facts = json.dumps(provenance(list(command)), indent=2)
+        write_atomically(directory.provenance_file, facts.encode())
+        return directory
+
+    orchestrator, directory = build_run(config, create, sinks)
+    if warm is not None:
+        load_weights(orchestrator, warm)
+    with directory.lock():
+        return _drive(orchestrator, directory, root, view)
+
+
+def resume(reference: str, *, root: Path, view: View = no_view) -> Outcome:
+    """Continue a run from its newest good checkpoint, or from the one that is named."""
+    directory, which = find_run(reference, root)
+    with directory.lock():
+        directory.clean()
+        config = load_config(directory)
+        sinks = Sinks([], directory.log_file)
+        orchestrator, _ = build_run(config, lambda: directory, sinks)
+        store = orchestrator.store
+        store.clean()
+        if which is None and not store.steps():
+            sinks.say("no checkpoint yet: starting again from the first step")
+            orchestrator.metrics.truncate(0)
+        else:
+            state, manifest, _ = store.load(which or "last")
+            if manifest["numerics"] != numerics_fingerprint():
+                sinks.say("WARNING: other versions or hardware than before: not bit for bit")
+            orchestrator.load(state)
+            store.rewind(orchestrator.counters.env_steps)
+        orchestrator.progress.resumes += 1
+        return _drive(orchestrator, directory, root, view)
+
+
+def load_config(directory: RunDirectory) -> RunConfig:
+    """The typed config of an existing run."""
+    composed = compose(config_file=directory.config_file)
+    return validate(composed.tree, composed.origins)
+
+
+def find_weights(reference: str | None, root: Path) -> Tree | None:
+    """The workflow state that `training.warm_start` names."""
+    if reference is None:
+        return None
+    directory, which = find_run(reference, root)
+    return CheckpointStore(directory.checkpoints).load(which or "best")[0]["workflow"]
+
+
+def load_weights(orchestrator: Orchestrator, state: Tree) -> None:
+    """Take the networks of another run, and nothing else of it."""
+    from torch import nn
+
+    taken = 0
+    for name, part in orchestrator.workflow.parts().items():
+        if isinstance(part, nn.Module) and name in state:
+            try:
+                part.load_state_dict(state[name])
+            except RuntimeError as error:
+                raise UserError(f"training.warm_start does not fit: {error}") from error
+            taken += 1
+    if not taken:
+        raise UserError("training.warm_start: that run has no network that this one has too")
+
+
+def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View) -> Outcome:
+    """Run the loop under signal handlers; whatever happens, the summary tells it."""
+    config, start = orchestrator.config, orchestrator.counters.env_steps
+    before = directory.read_summary()
+    began = time.monotonic()
+    sinks = orchestrator.sinks
+    sinks.attach(directory.log_file, view(config, directory, start))
+    if config.logging.tensorboard:
+        sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
+
+    def record(status: str, **more: Any) -> dict[str, Any]:
+        summary = {
+            **before,
+            **describe(orchestrator, directory),
+            "status": status,
+            "wall_time": before.get("wall_time", 0.0) + time.monotonic() - began,
+            "updated": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
+            **more,
+        }
+        directory.write_summary(summary)
+        Index(root).upsert(row_of(directory, root))
+        return summary
+
+    with ExitStack() as stack:
+        stack.callback(orchestrator.close)
+        stack.enter_context(stop_on_signals(orchestrator.stop))
+        record("running", error=None)
+        try:
+            complete = orchestrator.run()
+            if complete:
+                return Outcome(directory, record("finished", test=final_test(orchestrator)), 0)
+        except BaseException as error:
+            record("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        code = orchestrator.stop.exit_code
+        return Outcome(directory, record("preempted" if code == 143 else "interrupted"), code)
+
+
+def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:
+    """Where a run stands, for summary.json."""
+    progress, level = orchestrator.progress, orchestrator.environment.snapshot_level
+    return {
+        "id": directory.id,
+        "seed": orchestrator.config.experiment.seed,
+        "env_steps": orchestrator.counters.env_steps,
+        "total_timesteps": orchestrator.config.training.total_timesteps,
+        "updates": orchestrator.counters.updates,
+        "episodes": orchestrator.counters.episodes,
+        "best": progress.best_score,
+        "best_step": progress.best_step,
+        "last_return": progress.last_score,
+        "resumes": progress.resumes,
+        "snapshot_level": level,
+        "resume_exact": level in EXACT or progress.resumes == 0,
+        "config_hash": config_hash(orchestrator.config),
+    }
+
+
+def final_test(orchestrator: Orchestrator) -> dict[str, Any]:
+    """The last policy, and the best one, on seeds that no evaluation has seen."""
+    episodes = orchestrator.config.evaluation.test_episodes
+    if episodes == 0:
+        return {}
+    result = {"last": orchestrator.evaluate("test", episodes).summary()}
+    best = orchestrator.progress.best_step
+    if best == orchestrator.counters.env_steps:
+        result["best"] = result["last"]
+    elif best is not None and best in orchestrator.store.steps():
+        # The run is saved and over: its workflow may now become an older self.
+        orchestrator.workflow.set_state(orchestrator.store.load(best)[0]["workflow"])
+        result["best"] = orchestrator.evaluate("test", episodes).summary()
+    return result

@@ -1,0 +1,1 @@
+"""Layer 1: everything that touches the disk."""

@@ -1,0 +1,287 @@
+"""The checkpoints of one run: save, load the newest or best that verifies, forget the rest."""
+
+import math
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+from zlib import crc32
+
+from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.core.options import option
+from rl_lab.core.state import Tree
+from rl_lab.records.commit import (
+    TENSORS,
+    CorruptCheckpoint,
+    commit_files,
+    encode_tree,
+    move,
+    point_link,
+    read_manifest,
+    read_tree,
+    remove,
+    sweep,
+)
+from rl_lab.records.faults import fault
+
+LATEST, BEST = "latest", "best"  # links for humans; nothing here ever reads them
+
+# `.new` exists only while a checkpoint replaces an older one of the same step.
+_FOLDER = re.compile(r"step_(\d{12,})(\.new)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When to save and what to keep."""
+
+    every_steps: int = option(50_000, "environment steps between checkpoints; 0 = only at the end")
+    keep_last: int = option(2, "the newest checkpoints that are always kept")
+    keep_best: int = option(1, "the best-scoring checkpoints that are always kept")
+    keep_every: int = option(0, "every m-th checkpoint is kept for ever; 0 = none")
+
+    def __post_init__(self) -> None:
+        for name, least in {
+            "every_steps": 0,
+            "keep_last": 1,
+            "keep_best": 0,
+            "keep_every": 0,
+        }.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A checkpoint as its manifest describes it."""
+
+    path: Path
+    step: int
+    number: int  # the how-manieth of the run, from 1
+    permanent: bool
+    score: float | None
+    tensors_crc: int
+
+
+class CheckpointStore:
+    """The folder `checkpoints/` of a run. The holder of the run's lock writes, anybody may load."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: CheckpointConfig | None = None,
+        *,
+        on_skip: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.directory = directory
+        self.config = config or CheckpointConfig()
+        self.on_skip = on_skip  # told what was skipped, quarantined or could not be deleted
+
+    def save(
+        self,
+        step: int,
+        tree: Tree,
+        *,
+        score: float | None = None,
+        manifest: dict[str, Any] | None = None,
+    ) -> Path:
+        """Write a checkpoint durably, then let go of those no rule keeps. Higher scores are better.
+
+        A second save at one step replaces the first. If it holds the same tensors and brings no
+        score, the score it had stays: a last save after an evaluation must not lose the best.
+        """
+        payload = encode_tree(tree)
+        self._settle(step)
+        entries = {entry.step: entry for entry in self._entries()}
+        before = entries.get(step)
+        if before is not None:
+            number = before.number
+        else:
+            number = 1 + max((e.number for e in entries.values() if e.step < step), default=0)
+        score = None if score is None or not math.isfinite(score) else float(score)
+        path = self.directory / f"step_{step:012d}"
+        draft = path.with_name(f"{path.name}.new") if path.exists() else path
+        every = self.config.keep_every
+        commit_files(
+            draft,
+            payload,
+            manifest={
+                **(manifest or {}),
+                "step": step,
+                "number": number,
+                "permanent": every > 0 and number % every == 0,
+                "score": score if score is not None else _inherited(before, payload[TENSORS]),
+            },
+        )
+        self._settle(step)
+        fault("ckpt.before_retention")
+        self._retain()
+        self._link()
+        return path
+
+    def load(self, which: str | int = "last") -> tuple[Tree, dict[str, Any], Path]:
+        """State, manifest and folder of `last`, `best` or a step.
+
+        `last` and `best` go on to the next one when a checkpoint is damaged, and say so.
+        """
+        if isinstance(which, int) or which.isdecimal():
+            return self._load_step(int(which))
+        if which not in ("last", "best"):
+            raise UserError(f"unknown checkpoint '{which}'{did_you_mean(which, ['last', 'best'])}")
+        skipped: set[Path] = set()
+        while True:
+            path = self._candidate(which, skipped)
+            before = _inode(path)
+            try:
+                return *read_tree(path), path
+            except CorruptCheckpoint as error:
+                # While we read, retention may have removed it or a second save replaced it.
+                if before is not None and _inode(path) == before:
+                    skipped.add(path)
+                    self._quarantine(path, str(error))
+
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, ascending."""
+        return sorted(self._folders())
+
+    def best(self) -> int | None:
+        """The step with the highest score; of equals the first. None while nothing is scored."""
+        ranked = _ranked(self._entries())
+        return ranked[0].step if ranked else None
+
+    def rewind(self, step: int) -> None:
+        """Forget every checkpoint after `step`: the run goes on from there, with a new future."""
+        for path in reversed(self._paths()):
+            if _step(path) > step:
+                remove(path)
+        self._link()
+
+    def clean(self) -> None:
+        """Finish or undo what a killed writer left. Only for the holder of the run's lock."""
+        sweep(self.directory)
+        for step in self.steps():
+            self._settle(step)
+
+    def _load_step(self, step: int) -> tuple[Tree, dict[str, Any], Path]:
+        path = self._folders().get(step)
+        if path is None:
+            raise UserError(f"{self.directory} has no checkpoint at step {step}{self._known()}")
+        try:
+            return *read_tree(path), path
+        except CorruptCheckpoint as error:
+            raise UserError(f"checkpoint {step} is damaged: {error}; try 'last'") from error
+
+    def _candidate(self, which: str, skipped: set[Path]) -> Path:
+        by_step = {_step(path): path for path in self._paths() if path not in skipped}
+        paths = list(by_step.values())
+        if which == "best":
+            ranked = _ranked([entry for entry in map(_entry, paths) if entry is not None])
+            if ranked:
+                return ranked[0].path
+            if paths:
+                raise UserError(f"{self.directory} has no checkpoint with a score: use 'last'")
+        if not paths:
+            damaged = ": all of them are damaged" if skipped else ""
+            raise UserError(f"{self.directory} has no checkpoint to load{damaged}")
+        return paths[-1]
+
+    def _known(self) -> str:
+        steps = self.steps()
+        return f" (there are: {', '.join(map(str, steps[-8:]))})" if steps else " (it has none)"
+
+    def _paths(self) -> list[Path]:
+        """Oldest first; the replacement of a step comes after what it replaces."""
+        if not self.directory.is_dir():
+            return []
+        found = [path for path in self.directory.iterdir() if _FOLDER.fullmatch(path.name)]
+        return sorted(found, key=lambda path: (_step(path), path.name))
+
+    def _folders(self) -> dict[int, Path]:
+        return {_step(path): path for path in self._paths()}
+
+    def _entries(self) -> list[_Entry]:
+        """Oldest first. Without a readable manifest one is never counted and never deleted."""
+        found = [_entry(path) for path in self._folders().values()]
+        return [entry for entry in found if entry is not None]
+
+    def _settle(self, step: int) -> None:
+        """Give a durable `step_N.new` its name. At every moment one of the two is complete."""
+        path = self.directory / f"step_{step:012d}"
+        draft = path.with_name(f"{path.name}.new")
+        if not draft.exists():
+            return
+        if path.exists():
+            remove(path)
+        fault("ckpt.before_settle")
+        move(draft, path)
+
+    def _retain(self) -> None:
+        entries = self._entries()
+        kept = {entry.step for entry in entries[-self.config.keep_last :] if entries}
+        kept |= {entry.step for entry in _ranked(entries)[: self.config.keep_best]}
+        kept |= {entry.step for entry in entries if entry.permanent}
+        for entry in entries:
+            if entry.step in kept:
+                continue
+            try:
+                remove(entry.path)
+            except OSError as error:  # the new checkpoint is safe; `clean` tries again
+                self.on_skip(f"could not delete {entry.path}: {error}")
+
+    def _link(self) -> None:
+        """Best effort: a file system without links, or a full one, must not fail a good save."""
+        steps, best = self.steps(), self.best()
+        for name, step in ((LATEST, steps[-1] if steps else None), (BEST, best)):
+            link = self.directory / name
+            with suppress(OSError):
+                if step is not None:
+                    point_link(link, f"step_{step:012d}")
+                elif link.is_symlink():
+                    link.unlink()
+
+    def _quarantine(self, path: Path, why: str) -> None:
+        bad = path.with_name(f".bad-{path.name}-{uuid4().hex[:8]}")
+        try:
+            move(path, bad)
+            self.on_skip(f"skipped a damaged checkpoint ({why}), moved to {bad.name}")
+        except OSError:  # a read-only folder: skipping is all we can do
+            self.on_skip(f"skipped a damaged checkpoint ({why})")
+
+
+def _entry(path: Path) -> _Entry | None:
+    try:
+        manifest = read_manifest(path)
+        return _Entry(
+            path=path,
+            step=_step(path),
+            number=int(manifest["number"]),
+            permanent=bool(manifest["permanent"]),
+            score=manifest["score"],
+            tensors_crc=int(manifest["files"][TENSORS]["crc32"]),
+        )
+    except (CorruptCheckpoint, UserError, KeyError, OSError):
+        return None
+
+
+def _ranked(entries: list[_Entry]) -> list[_Entry]:
+    scored = [(entry.score, entry) for entry in entries if entry.score is not None]
+    return [entry for _, entry in sorted(scored, key=lambda pair: (-pair[0], pair[1].step))]
+
+
+def _inherited(before: _Entry | None, tensors: bytes) -> float | None:
+    return before.score if before is not None and before.tensors_crc == crc32(tensors) else None
+
+
+def _step(path: Path) -> int:
+    match = _FOLDER.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None

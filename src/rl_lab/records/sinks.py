@@ -1,0 +1,141 @@
+"""Where metrics and messages are shown. A sink may fail or be absent: training goes on."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rl_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import FileWriter
+
+
+class Sink:
+    """One place that shows a run. By itself it shows nothing: override what it can show."""
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Show one row of metrics."""
+
+    def say(self, message: str) -> None:
+        """Show a message to a human, where there is one."""
+
+    def close(self) -> None:
+        """Show what is still held back and let go."""
+
+
+class Sinks:
+    """Every sink of a run, and its log file. None of them can stop the training."""
+
+    def __init__(self, sinks: Sequence[Sink], log_file: Path | None = None) -> None:
+        self.sinks = list(sinks)
+        self.log_file = log_file
+        self._unheard: list[str] | None = None if sinks else []  # said before anybody listened
+
+    def attach(self, log_file: Path | None, sinks: Sequence[Sink]) -> None:
+        """Show the run here too. What was said before anybody listened is said again."""
+        unlogged = self.log_file is None
+        self.log_file = log_file
+        self.sinks += sinks
+        unheard, self._unheard = self._unheard or [], None
+        for message in unheard:
+            if unlogged:
+                self._log(message)
+            self._tell(message)
+
+    def add(self, make: Callable[[], Sink]) -> None:
+        """One more sink; if it cannot even be made, that is said and training goes on."""
+        try:
+            self.sinks.append(make())
+        except Exception as error:  # noqa: BLE001 - third-party code; no display is worth a run
+            self.say(f"WARNING: a sink could not be started: {_reason(error)}")
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """Show one row everywhere."""
+        self._each(lambda sink: sink.write(step, row))
+
+    def say(self, message: str) -> None:
+        """Tell the human, and put a line with the time into the log file."""
+        self._log(message)
+        if self._unheard is not None:
+            self._unheard.append(message)
+        self._tell(message)
+
+    def close(self) -> None:
+        """Close every sink, once."""
+        self._each(lambda sink: sink.close())
+        self.sinks = []
+
+    def _tell(self, message: str) -> None:
+        self._each(lambda sink: sink.say(message))
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        for sink in list(self.sinks):
+            try:
+                call(sink)
+            except Exception as error:  # noqa: BLE001 - third-party code; no display is worth a run
+                if sink in self.sinks:  # else it failed again while its own failure was told
+                    self.sinks.remove(sink)
+                    with suppress(Exception):  # it has failed already; its threads should go
+                        sink.close()
+                    self.say(f"WARNING: {type(sink).__name__} is off from here: {_reason(error)}")
+
+    def _log(self, message: str) -> None:
+        if self.log_file is None:
+            return
+        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        text = message.replace("\n", "\n  ")
+        try:
+            self.log_file.parent.mkdir(parents=True, exist_ok=True)
+            with self.log_file.open("a", encoding="utf-8") as file:
+                file.write(f"{time} {text}\n")
+        except OSError as error:
+            self.log_file = None
+            self.say(f"WARNING: the log file is off from here: {_reason(error)}")
+
+
+class TensorBoardSink(Sink):
+    """Scalars for TensorBoard. A resumed run replaces the future that was lost."""
+
+    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
+        """`purge_step` is the step that a run resumes from: what was shown after it is hidden."""
+        self.folder = folder
+        self.purge_step = purge_step
+        self._writer: FileWriter | None = None
+
+    def write(self, step: int, row: Mapping[str, float]) -> None:
+        """One scalar per metric, on disk when this returns: a killed run loses no row."""
+        if self._writer is None:
+            self._writer = self._open()
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        # One event for the whole row: a quarter of the time that `add_scalar` for each would take.
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
+        self._writer.add_summary(Summary(value=values), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> "FileWriter":
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+            from torch.utils.tensorboard import FileWriter
+        except ImportError as error:  # it is optional, and slow to import
+            raise UserError("tensorboard is not installed: pip install tensorboard") from error
+        writer = FileWriter(str(self.folder))
+        if self.purge_step is not None:
+            # Readers forget every step >= that of a START event, but the resumed step's row stays.
+            step, start = self.purge_step + 1, SessionLog(status=SessionLog.START)
+            writer.add_event(Event(step=step, file_version="brain.Event:2"))
+            writer.add_event(Event(step=step, session_log=start))
+        return writer
+
+
+def _reason(error: Exception) -> str:
+    """The error in one line."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,1 @@
+"""Layer 2: one file per algorithm."""

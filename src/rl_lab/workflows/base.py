@@ -1,0 +1,143 @@
+"""The base of every algorithm: `act`, named update hooks, and defaults for the rest.
+
+A minimal algorithm is a class with `act` and `update`. It knows how, never when: no loop over
+training time, no disk, no logging.
+"""
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from rl_lab.core.batch import Action, Batch, CollectResult, Metrics
+from rl_lab.core.errors import UserError
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.state import Stateful, Tree
+
+VALUES = "values"  # where plain attributes live in a workflow's saved state
+
+
+class Workflow(ABC):
+    """One algorithm."""
+
+    Config: ClassVar[type | None] = None  # the dataclass of the `algorithm` block
+    phases: ClassVar[list[dict[str, Any]]] = []  # default phases; [] = collect, then every update
+    requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # component role -> methods called
+    collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Bind what the algorithm needs. Called once, before anything else."""
+        self.context = context
+
+    @abstractmethod
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Decide for N environments: obs is a tensor [N, …]."""
+
+    def initial_state(self, batch: int) -> Any:
+        """What a memory starts an episode with; None without memory."""
+        return None
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Interact. Default: `collect_steps` vector steps with `act`."""
+        collector = self.context.collector
+        state = self.initial_state(self.context.train_environment.num_envs)
+        return collector.collect(self.act, steps=self.collect_steps, state=state)
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Learn from a batch (model-free algorithms)."""
+        raise UserError(f"{type(self).__name__} has no update hook")
+
+    def imagine(self, *, horizon: int, **options: Any) -> Batch:
+        """Latent rollouts (world models)."""
+        raise UserError(f"{type(self).__name__} does not imagine")
+
+    @property
+    def hooks(self) -> list[str]:
+        """The update hooks this class offers: `update` if overridden, and every `update_*`."""
+        own = [
+            name
+            for name, _ in inspect.getmembers(type(self), inspect.isfunction)
+            if name.startswith("update_")
+        ]
+        return (["update"] if type(self).update is not Workflow.update else []) + own
+
+    def parts(self) -> Mapping[str, Stateful]:
+        """Everything that learns or drifts. Default: every attribute with a `state_dict`."""
+        bound = self._bound()
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if isinstance(value, Stateful) and id(value) not in bound
+        }
+
+    def get_state(self) -> dict[str, Tree]:
+        """The parts' states, and every plain attribute: numbers, text, arrays, tensors."""
+        return {
+            **{name: part.state_dict() for name, part in self.parts().items()},
+            VALUES: {name: vars(self)[name] for name in self._plain_attributes()},
+        }
+
+    def set_state(self, state: Mapping[str, Tree]) -> None:
+        """The inverse of `get_state`, strictly."""
+        parts = self.parts()
+        if set(state) != {*parts, VALUES}:
+            raise UserError(
+                f"the saved state is of another {type(self).__name__}: "
+                f"it has {sorted(state)}, this one {sorted([*parts, VALUES])}"
+            )
+        for name, part in parts.items():
+            part.load_state_dict(state[name])
+        for name, value in state[VALUES].items():
+            setattr(self, name, value)
+
+    def unsaved(self) -> list[str]:
+        """Attributes that would be lost on resume: checked once, loudly, when a run is built."""
+        covered = {*self.parts(), *self._plain_attributes()}
+        covered_ids = {id(part) for part in self.parts().values()} | self._bound()
+        return [
+            name
+            for name, value in vars(self).items()
+            if name not in covered and id(value) not in covered_ids and not _is_fixed(value)
+        ]
+
+    def _plain_attributes(self) -> list[str]:
+        bound = self._bound()
+        return [
+            name
+            for name, value in vars(self).items()
+            if id(value) not in bound and _is_plain(value)
+        ]
+
+    def _bound(self) -> set[int]:
+        """What the run owns and saves itself: the context and everything in it."""
+        context = vars(self).get("context")
+        if context is None:
+            return {id(self.config)}
+        owned = [context, self.config, *vars(context).values()]
+        owned += [*context.buffers.values(), *context.components.values()]
+        return {id(each) for each in owned}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(each) for each in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype != object
+    kinds = (torch.Tensor, np.generic, str, bool, int, float, type(None))
+    return isinstance(value, kinds)
+
+
+def _is_fixed(value: Any) -> bool:
+    """Things that do not drift: code, frozen configuration, devices, generators of the run."""
+    frozen = is_dataclass(value) and vars(type(value))["__dataclass_params__"].frozen
+    streams = (np.random.Generator, torch.Generator)  # saved with the run's Streams
+    return frozen or callable(value) or isinstance(value, (*streams, torch.device, torch.dtype))

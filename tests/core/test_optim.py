@@ -1,0 +1,116 @@
+import pytest
+import torch
+from torch import nn
+
+from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+
+INF = torch.tensor(float("inf"))
+
+
+def regression(module, rows, target):
+    error = (module(rows) - target).square().mean()
+    return error, {"error": error}
+
+
+def make(config=None, **options):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    return module, FlatOptimizer(module, regression, config or OptimizerConfig(), **options)
+
+
+def data():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(16, 3, generator=generator), torch.randn(16, 1, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)]
+)
+def test_equals_torch(name, theirs):
+    settings = OptimizerConfig(name=name, weight_decay=0.01, eps=1e-8)
+    module, optimizer = make(settings)
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    reference = theirs(twin.parameters(), lr=1e-2, eps=1e-8, weight_decay=0.01)
+    rows, target = data()
+    for _ in range(20):
+        optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+        reference.zero_grad()
+        regression(twin, rows, target)[0].backward()
+        reference.step()
+    for ours, their in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, their, atol=1e-5, rtol=1e-4)
+
+
+def test_the_gradient_is_clipped_to_its_norm_and_reported_before_that():
+    rows, target = data()
+    _, free = make()
+    _, tight = make()
+    rate = torch.tensor(1e-2)
+    norm = free.step(rows, 100 * target, learning_rate=rate, max_grad_norm=INF)["grad_norm"]
+    metrics = tight.step(rows, 100 * target, learning_rate=rate, max_grad_norm=torch.tensor(0.5))
+    assert metrics["grad_norm"] == norm > 0.5
+    # first moment = (1 - beta1) * clipped gradient
+    assert tight.state.first.norm().item() == pytest.approx(0.1 * 0.5, rel=1e-4)
+
+
+def test_the_module_reads_the_flat_vector():
+    module, optimizer = make()
+    optimizer.state.flat.zero_()
+    assert all((parameter == 0).all() for parameter in module.parameters())
+    rows, target = data()
+    optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+    moved = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
+    assert torch.equal(moved, optimizer.state.flat)
+    assert moved.abs().sum() > 0
+
+
+def test_a_bad_number_changes_nothing_and_is_remembered():
+    _, optimizer = make()
+    rows, target = data()
+    step = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": INF}
+    optimizer.step(rows, target, **step)
+    before = optimizer.snapshot()
+    optimizer.step(rows, target * float("nan"), **step)
+    optimizer.step(rows, target, **step)  # good again, but the run must stop where it broke
+    for ours, saved in zip(optimizer.state[:4], before[:4], strict=True):
+        assert torch.equal(ours, saved)
+    with pytest.raises(NonFiniteError, match="no weight changed"):
+        optimizer.check("test")
+
+
+def test_learning_rates_by_pattern():
+    module, optimizer = make(rate_patterns={"2.*": 0.0})
+    rows, target = data()
+    before = [parameter.clone() for parameter in module.parameters()]
+    rates = optimizer.rates(1e-2, {"2.*": 0.0})
+    optimizer.step(rows, target, learning_rate=rates, max_grad_norm=INF)
+    moved = [not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
+    assert moved == [True, True, False, False]
+
+
+def test_state_goes_by_parameter_name():
+    _, optimizer = make()
+    rows, target = data()
+    for _ in range(3):
+        optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+    _, other = make()
+    other.load_state_dict(optimizer.state_dict())
+    assert torch.equal(other.state.second, optimizer.state.second)
+    assert other.state.updates == 3
+    state = optimizer.state_dict()
+    state["first"] = {f"x.{name}": value for name, value in state["first"].items()}
+    with pytest.raises(AssertionError, match="another network"):
+        other.load_state_dict(state)
+
+
+def test_gradient_norms_per_part():
+    _, optimizer = make()
+    rows, target = data()
+    rate = torch.tensor(1e-2)
+    metrics = optimizer.step(rows, target, learning_rate=rate, max_grad_norm=INF)
+    norms = optimizer.gradient_norms(metrics["gradient"])
+    assert set(norms) == {"grad_norm/0", "grad_norm/2"}
+    total = sum(norm.square() for norm in norms.values()).sqrt()
+    torch.testing.assert_close(total, metrics["grad_norm"])

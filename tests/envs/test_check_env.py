@@ -1,0 +1,53 @@
+"""The proof in a second process, and that it can fail."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl_lab.envs.check import check_env
+
+MASK = {"wrappers": [{"id": "MaskObservation", "indices": [1, 3]}]}
+
+
+@pytest.mark.parametrize(
+    ("id", "settings"), [("CartPole-v1", {}), ("CartPole-v1", MASK), ("FrozenLake-v1", {})]
+)
+def test_exact_environments_are_proven(id: str, settings: dict[str, Any]) -> None:
+    report = check_env(id, settings=settings)
+    assert report.level == "E0" and report.exact and report.reason is None
+    names = [point.name for point in report.points]
+    assert len(names) == 5 and "one step before an episode's end" in names
+    assert all(point.difference is None for point in report.points)
+
+
+CHEAT = """
+import gymnasium as gym
+import numpy as np
+
+class Cheat(gym.Env):
+    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    hidden = [0]  # on the class: no instance attribute, so no capture sees it
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        if seed is not None:
+            self.hidden[0] = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.hidden[0] += 1
+        return np.array([self.hidden[0]], np.float32), 0.0, False, False, {}
+
+gym.register("Cheat-v0", entry_point=Cheat)
+"""
+
+
+def test_hidden_state_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cheating_module.py").write_text(CHEAT)
+    monkeypatch.syspath_prepend(tmp_path)
+    report = check_env("cheating_module:Cheat-v0", steps=20, num_envs=1)
+    assert report.level == "E3" and not report.exact
+    assert report.reason == "after 50 steps: another next_obs at step 0"
+    assert [point.step for point in report.points] == [0, 50, 75, 100, 125]

@@ -1,0 +1,136 @@
+import json
+
+import pytest
+
+from rl_lab.core.errors import ConfigError
+from rl_lab.orchestration.phases import PhaseScheduler, parse_phases
+
+THREE = [
+    {"name": "explore", "duration_steps": 20, "hooks": ["collect"], "policy": "random"},
+    {
+        "repeat": 2,
+        "phases": [
+            {"name": "dream", "duration_cycles": 2, "hooks": ["collect", {"update": 2}, "evaluate"]}
+        ],
+    },
+    {"name": "finish", "until": "eval/return_mean >= 9", "max_steps": 100, "hooks": ["collect"]},
+]
+
+
+def play(scheduler, limit=1000, metrics=None):
+    """Drive the machine with 10 steps per collect; returns (phase, action) as they come."""
+    log = []
+    while (action := scheduler.next_action()) is not None and len(log) < limit:
+        log.append((scheduler.current_phase().name, action))
+        if metrics and action == "collect":
+            scheduler.observe(metrics(scheduler))
+        scheduler.advance(
+            action,
+            steps=10 if action == "collect" else 0,
+            updates=1 if action.startswith("update") else 0,
+        )
+    return log
+
+
+def test_phases_repeat_and_end():
+    log = play(PhaseScheduler(parse_phases(THREE, 1000), 1000))
+    cycle = [("dream", hook) for hook in ("collect", "update", "update", "evaluate")]
+    expected = [("explore", "collect")] * 2 + cycle * 4 + [("finish", "collect")] * 10
+    assert log == expected
+
+
+def test_until_ends_a_phase_when_the_metric_is_reached():
+    scheduler = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    log = play(scheduler, metrics=lambda s: {"eval/return_mean": s.total_steps / 10})
+    # the ninth collect (80 steps before it) shows 8, the tenth 9: four collects fewer than max
+    assert log.count(("finish", "collect")) == 4
+
+
+def test_the_budget_caps_the_whole():
+    scheduler = PhaseScheduler(parse_phases(THREE[:2], 45), 45)
+    play(scheduler)
+    assert scheduler.total_steps == 50  # the first multiple of 10 beyond 45, at the cycle's end
+    assert scheduler.next_action() is None
+
+
+def test_duration_updates_is_exact():
+    blocks = [{"name": "fit", "type": "offline", "duration_updates": 5, "hooks": [{"update": 2}]}]
+    assert len(play(PhaseScheduler(parse_phases(blocks, 100), 100))) == 5
+
+
+@pytest.mark.parametrize("cut", range(30))
+def test_resume_between_any_two_hooks(cut):
+    """Save after every single action, restore into a new machine: the same story goes on."""
+    whole = play(PhaseScheduler(parse_phases(THREE, 1000), 1000))
+    first = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    begun = play(first, limit=cut)
+    second = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    assert begun + play(second) == whole
+
+
+def test_the_view_tells_progress_and_extra_keys():
+    blocks = [{"name": "a", "duration_steps": 40, "hooks": ["collect"], "temperature": 0.5}]
+    scheduler = PhaseScheduler(parse_phases(blocks, 1000), 1000)
+    scheduler.advance("collect", steps=10)
+    view = scheduler.view()
+    assert (view["progress"], view["temperature"], view["step"]) == (0.25, 0.5, 10)
+    with pytest.raises(TypeError):
+        view["progress"] = 1
+
+
+def test_a_skipped_update_counts_nothing_and_an_idle_phase_is_an_error():
+    blocks = [{"name": "fit", "type": "offline", "duration_updates": 5, "hooks": ["update"]}]
+    scheduler = PhaseScheduler(parse_phases(blocks, 100), 100)
+    with pytest.raises(ConfigError, match="'fit' makes no progress"):
+        scheduler.advance("update", updates=0)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "problem"),
+    [
+        ([{"name": "a", "hooks": []}], "needs a list of hooks"),
+        ([{"name": "a", "hooks": ["collect"], "typ": "online"}], "did you mean 'type'"),
+        ([{"name": "a", "hooks": ["collect"], "type": "sideways"}], "must be one of online"),
+        ([{"name": "a", "hooks": ["collect"], "duration_steps": 0}], "at least 1"),
+        ([{"name": "a", "hooks": ["collect"], "duration_steps": "many"}], "at least 1"),
+        ([{"name": "a", "hooks": ["collect"], "until": "good enough"}], "write `metric >= number`"),
+        ([{"name": "a", "hooks": ["collect"], "type": "offline"}], "does not collect"),
+        ([{"repeat": 0, "phases": [{"name": "a", "hooks": ["collect"]}]}], "at least 1"),
+        ([{"repeat": 2}], "a repeat block has"),
+        (["collect"], "a phase is a mapping"),
+        (
+            [{"name": "a", "hooks": ["collect"]}, {"name": "b", "hooks": ["collect"]}],
+            "'b' is unreachable: 'a' has no duration",
+        ),
+        (
+            [
+                {"name": "a", "hooks": ["collect"], "until": "x > 1"},
+                {"name": "b", "hooks": ["collect"]},
+            ],
+            "'b' is unreachable: 'a' has no max_steps",
+        ),
+        (
+            [
+                {"name": "a", "hooks": ["collect"], "duration_steps": "1e3"},
+                {"name": "b", "hooks": ["collect"]},
+            ],
+            r"'b' is unreachable: the phases before it take 1,000 of 100",
+        ),
+    ],
+)
+def test_bad_phases(blocks, problem):
+    with pytest.raises(ConfigError, match=problem):
+        parse_phases(blocks, 100)
+
+
+def test_all_problems_at_once():
+    blocks = [{"name": "a", "hooks": []}, {"name": "b", "hooks": ["x"], "type": "?"}]
+    with pytest.raises(ConfigError) as caught:
+        parse_phases(blocks, 100)
+    assert len(caught.value.problems) == 2
+
+
+def test_workflow_hooks_is_accepted_for_hooks():
+    blocks = [{"name": "a", "workflow_hooks": ["collect", "update_world_model"]}]
+    assert parse_phases(blocks, 100)[0].hooks == ("collect", "update_world_model")

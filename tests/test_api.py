@@ -1,0 +1,163 @@
+"""The Python interface: what the command line does, from a program."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import rl_lab
+from rl_lab import api
+from rl_lab.core import registry
+from rl_lab.core.errors import ConfigError, UserError
+from tiny_runs import SMALL, SMALL_PPO, run_hash
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Two runs: plain PPO with a good score, and one with a memory."""
+    root = tmp_path_factory.mktemp("runs")
+    words = [*SMALL, *SMALL_PPO]
+    rl_lab.train("CartPole-v1:ppo_none", seed=1, runs_dir=root, overrides=words)
+    rl_lab.train("Pendulum-v1:ppo_gru", seed=2, runs_dir=root, overrides=words)
+    return root
+
+
+def test_train_is_the_command(tmp_path):
+    settings = {"algorithm.gamma": 0.9, "network.encoder": {"type": "mlp", "hidden_dims": [8]}}
+    outcome = rl_lab.train(
+        "CartPole-v1:ppo_none",
+        seed=3,
+        total_timesteps=5.12e2,
+        runs_dir=tmp_path,
+        overrides=[*SMALL, *SMALL_PPO],
+        **settings,
+    )
+    assert outcome.exit_code == 0 and outcome.summary["env_steps"] == 512
+    assert outcome.summary["seed"] == 3
+    from rl_lab.orchestration.session import load_config
+
+    assert load_config(outcome.run).algorithm.gamma == 0.9
+    before = run_hash(outcome.run)
+    assert rl_lab.resume(outcome.run.id, runs_dir=tmp_path).exit_code == 0
+    assert run_hash(outcome.run) == before
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, True, 3, 2.5e-4, "lin_3e-4", 'a "quoted" \\ word', [1, [2]], {"a": {"b": [1, "x y"]}}],
+)
+def test_python_values_become_overrides(value):
+    from rl_lab.orchestration.compose import compose
+
+    assert compose(None, [api.as_override("components.x", value)]).tree["components"]["x"] == value
+
+
+def test_bad_settings_are_user_errors(tmp_path):
+    with pytest.raises(ConfigError, match="gama"):
+        rl_lab.train("CartPole-v1:ppo", runs_dir=tmp_path, **{"algorithm.gama": 1})
+    assert not list(tmp_path.iterdir())
+
+
+def test_runs_are_rows(root):
+    assert [row["seed"] for row in rl_lab.runs(runs_dir=root)] == [1, 2]
+    (row,) = rl_lab.runs(runs_dir=root, environment="Pendulum-v1")
+    assert row["algorithm"] == "ppo" and row["status"] == "finished"
+
+
+def test_load_policy_acts_on_one_observation_and_on_a_batch(root):
+    policy = rl_lab.load_policy("@best", runs_dir=root)
+    environment = gym.make("CartPole-v1")
+    obs, _ = environment.reset(seed=0)
+    action = policy.act(obs)
+    environment.step(action)
+    batch = policy.act(np.stack([obs, -obs, obs]))
+    assert batch.shape == (3,) and batch[0] == batch[2] == action
+    samples = [policy.act(obs, deterministic=False) for _ in range(50)]
+    assert set(samples) == {0, 1}
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        policy.act(obs[:3])
+
+
+def test_a_recurrent_policy_remembers_until_it_is_reset(root):
+    policy = rl_lab.load_policy("Pendulum", runs_dir=root)
+    obs, high = np.array([1.0, 0.0, 0.5]), np.array([2.0])
+    first, second = policy.act(obs), policy.act(obs)
+    assert first.dtype == np.float32 and (np.abs(first) <= high).all()
+    assert not np.array_equal(first, second)  # it has seen more
+    policy.reset()
+    assert np.array_equal(policy.act(obs), first)
+    batch = np.stack([obs, obs])
+    start, later = policy.act(batch), policy.act(batch)
+    policy.reset(np.array([True, False]))
+    again = policy.act(batch)
+    assert np.array_equal(again[0], start[0]) and not np.array_equal(again[1], later[1])
+    np.testing.assert_allclose(start[0], first, rtol=1e-5)
+
+
+def test_a_loaded_policy_is_the_policy_of_the_run(root):
+    """Greedy episodes played by hand give what `evaluate` gives."""
+    result, loaded = rl_lab.evaluate("Pendulum:last", episodes=2, runs_dir=root)
+    from rl_lab.orchestration.build import seeds
+
+    policy = rl_lab.load_policy("Pendulum:last", runs_dir=root)
+    returns = []
+    for seed in seeds(2, api.EVALUATE, 2):
+        environment = gym.make("Pendulum-v1", max_episode_steps=40)
+        obs, _ = environment.reset(seed=seed)
+        policy.reset()
+        total, over = 0.0, False
+        while not over:
+            obs, reward, terminated, truncated, _ = environment.step(policy.act(obs))
+            total, over = total + float(reward), terminated or truncated
+        returns.append(total)
+    assert loaded.step == 1024
+    np.testing.assert_allclose(returns, result.returns, rtol=1e-4)
+
+
+def test_registering_makes_a_name(root):
+    @rl_lab.register_algorithm("test_api_constant")
+    class Constant(rl_lab.Workflow):
+        """Always the first action."""
+
+        def act(self, obs, state, *, deterministic):
+            return rl_lab.Action(np.zeros(len(obs), dtype=np.int64))
+
+    try:
+        outcome = rl_lab.train("CartPole-v1:test_api_constant", runs_dir=root, overrides=SMALL)
+        assert outcome.summary["status"] == "finished"
+    finally:
+        registry._entries["workflow"].pop("test_api_constant")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("register_algorithm", "workflow"),
+        ("register_network", "encoder"),
+        ("register_memory", "memory"),
+        ("register_buffer", "buffer"),
+        ("register_wrapper", "wrapper"),
+    ],
+)
+def test_every_register_function_has_its_kind(name, kind):
+    try:
+        getattr(rl_lab, name)("test_api_thing")(dict)
+        assert registry.get(kind, "test_api_thing") is dict
+    finally:
+        registry._entries[kind].pop("test_api_thing", None)
+
+
+def test_the_package_names_what_it_has():
+    assert set(rl_lab.__all__) <= set(dir(rl_lab))
+    for name in rl_lab.__all__:
+        assert getattr(rl_lab, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = rl_lab.trian
+
+
+def test_a_run_without_checkpoints_has_no_policy(tmp_path):
+    from rl_lab.records.run_directory import RunDirectory
+
+    run = RunDirectory.create(tmp_path, "empty")
+    run.config_file.write_text("version: 1\nenvironment: {id: CartPole-v1}\n")
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        rl_lab.load_policy("@last", runs_dir=tmp_path)

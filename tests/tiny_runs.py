@@ -1,0 +1,62 @@
+"""Small real runs for tests: a few hundred steps, two evaluation episodes, no sinks."""
+
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core.state import Tree, fingerprint
+from rl_lab.orchestration.build import build_run, resolve
+from rl_lab.orchestration.compose import compose
+from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.session import Outcome, train
+from rl_lab.orchestration.validation import validate
+from rl_lab.records.checkpoint import CheckpointStore
+from rl_lab.records.run_directory import RunDirectory
+from rl_lab.records.sinks import Sinks
+
+SMALL = [
+    "training.total_timesteps=1024",
+    "environment.num_envs=4",
+    "evaluation.every_steps=256",
+    "evaluation.episodes=2",
+    "evaluation.num_envs=2",
+    "evaluation.test_episodes=2",
+    "environment.max_episode_steps=40",
+    "checkpoint.every_steps=256",
+    "logging.tensorboard=false",
+    "logging.every_steps=1",
+    "network.encoder.hidden_dims=[8]",
+]
+SMALL_PPO = ["algorithm.rollout_steps=16", "algorithm.epochs=2"]
+
+
+def tiny_config(spec: str = "CartPole-v1:ppo_none", *overrides: str) -> RunConfig:
+    """A complete config of a small run. No preset: nothing fights the overrides."""
+    own = SMALL_PPO if ":ppo" in spec else []
+    composed = compose(spec, [*SMALL, *own, *overrides])
+    return validate(composed.tree, composed.origins)
+
+
+def tiny_run(root: Path, spec: str = "CartPole-v1:ppo_none", *overrides: str) -> Outcome:
+    """Train it to the end."""
+    return train(tiny_config(spec, *overrides), root=root)
+
+
+def tiny_orchestrator(
+    root: Path, spec: str = "CartPole-v1:ppo_none", *overrides: str
+) -> Orchestrator:
+    """Built and not started."""
+    config = resolve(tiny_config(spec, *overrides))
+    return build_run(config, lambda: RunDirectory.create(root, "tiny"), Sinks([], None))[0]
+
+
+def final_state(run: RunDirectory) -> Tree:
+    """Everything that the last checkpoint holds."""
+    return CheckpointStore(run.checkpoints).load("last")[0]
+
+
+def run_hash(run: RunDirectory) -> tuple[str, bytes]:
+    """sha256 over all state, and the bytes of metrics.jsonl: equal runs, equal hashes."""
+    state: Any = final_state(run)
+    state["parts"]["progress"].pop("resumes")  # the only thing a resume may change
+    return fingerprint(state), run.metrics_file.read_bytes()

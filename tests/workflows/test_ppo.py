@@ -1,0 +1,249 @@
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from rl_lab.core.batch import ACTION, LOG_PROB, OBS, RESET, REWARD, STATE, TERMINATED
+from rl_lab.core.errors import ConfigError, NonFiniteError
+from rl_lab.core.schedule import Schedule
+from rl_lab.core.sequences import as_sequences, concatenate, take
+from rl_lab.core.state import fingerprint
+from rl_lab.workflows.ppo import PPOConfig, clipped_surrogate, normalize, ppo_loss, value_loss
+from tiny_runs import tiny_config
+
+PHASE = {"name": "train", "type": "online", "step": 0, "progress": 0.0}
+
+
+def test_clipped_surrogate_by_hand():
+    # ratios 1.5, 0.5, 1.5, 0.5 with clip .2 and advantages +1, +1, -1, -1:
+    #   min(1.5, 1.2) = 1.2; min(.5, .8) = .5; min(-1.5, -1.2) = -1.5; min(-.5, -.8) = -.8
+    ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    loss, metrics = clipped_surrogate(ratio.log(), torch.zeros(4), advantage, torch.tensor(0.2))
+    assert loss.item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
+    assert metrics["clip_fraction"].item() == 1.0
+    # mean of (r - 1 - log r): (.5 - .405465 - .5 + .693147) / 2
+    assert metrics["approx_kl"].item() == pytest.approx(0.143841, abs=1e-5)
+    assert metrics["ratio_error"].item() == pytest.approx(0.5)
+
+
+def test_the_clipped_side_has_no_gradient():
+    log_prob = torch.tensor([1.5, 0.5, 1.5, 0.5]).log().requires_grad_()
+    advantage = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    loss, _ = clipped_surrogate(log_prob, torch.zeros(4), advantage, torch.tensor(0.2))
+    (gradient,) = torch.autograd.grad(loss, log_prob)
+    # the pessimistic bound is flat where the ratio has already gone far enough
+    assert gradient.tolist() == pytest.approx([0.0, -0.5 / 4, 1.5 / 4, 0.0])
+
+
+def test_value_loss_by_hand():
+    value, old, target = torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([2.0])
+    assert value_loss(value, old, target, None).item() == 0.0
+    # limited to 1.2: (1.2 - 2)^2 = .64 is the worse one; half of it
+    assert value_loss(value, old, target, torch.tensor(0.2)).item() == pytest.approx(0.32)
+
+
+@pytest.mark.parametrize("advantage", [torch.tensor([[3.0]]), torch.full((1, 8), 7.0)])
+def test_advantages_that_tell_nothing_apart_become_zero(advantage):
+    assert torch.equal(normalize(advantage), torch.zeros_like(advantage))
+
+
+def test_normalised_advantages():
+    values = normalize(torch.tensor([1.0, 2.0, 3.0, 6.0]))
+    assert values.mean().item() == pytest.approx(0, abs=1e-6)
+    assert values.square().mean().item() == pytest.approx(1, abs=1e-5)
+
+
+def test_sequences_keep_time_order_and_find_their_state():
+    time, envs = 4, 3
+    rows = torch.arange(time * envs).reshape(time, envs)  # value = 3 t + n
+    pieces = as_sequences(rows, 2)
+    assert pieces.tolist() == [[0, 1, 2, 6, 7, 8], [3, 4, 5, 9, 10, 11]]
+    states = [{"m": {"h": torch.arange(3.0) + 10 * k}} for k in range(2)]
+    state = concatenate(states)
+    assert state["m"]["h"].tolist() == [0, 1, 2, 10, 11, 12]
+    chosen = take({"x": pieces, STATE: state}, torch.tensor([4, 0]))
+    assert chosen["x"].tolist() == [[7, 0], [10, 3]]
+    assert chosen[STATE]["m"]["h"].tolist() == [11, 0]
+
+
+def rollout(orchestrator):
+    result = orchestrator.workflow.collect_step(0, phase=PHASE)
+    return result.trajectory
+
+
+@pytest.mark.parametrize("memory", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+@pytest.mark.parametrize("forward", ["fast", "torch"])
+def test_the_first_ratio_is_one(tiny, memory, env, forward):
+    overrides = [f"network.memory.type={memory}", "algorithm.minibatches=2"]
+    if env == "Pendulum-v1":
+        overrides.append("environment.normalize_obs=true")
+    orchestrator = tiny(f"{env}:ppo_none", *overrides)
+    workflow = orchestrator.workflow
+    if forward == "torch":
+        workflow.fast = None
+    for _ in range(3):
+        metrics = workflow.update(rollout(orchestrator), phase=PHASE)
+        assert metrics["ratio_error"].item() < 1e-5
+        assert metrics["policy_drift"].item() < 1e-4
+
+
+def test_loss_does_not_depend_on_the_order_of_rows(tiny):
+    orchestrator = tiny()
+    workflow = orchestrator.workflow
+    rows, _ = workflow._credit(rollout(orchestrator), workflow.config)
+    hyper = {
+        "clip_range": torch.tensor(0.2),
+        "value_coefficient": torch.tensor(0.5),
+        "entropy_coefficient": torch.tensor(0.1),
+    }
+    order = torch.randperm(rows[OBS].shape[1], generator=torch.Generator().manual_seed(0))
+    loss = partial(ppo_loss, workflow.model, hyper=hyper, normalize_batch=True)
+    with torch.no_grad():
+        straight, metrics = loss(rows)
+        shuffled, _ = loss(take(rows, order))
+    torch.testing.assert_close(straight, shuffled)
+    assert all(value.shape == () for value in metrics.values())
+
+
+def test_sampled_actions_are_stored_and_clipped_ones_are_played(tiny):
+    # Pendulum takes [-2, 2]; with a standard deviation of e^2 most samples are outside
+    orchestrator = tiny("Pendulum-v1:ppo_none", "network.log_std_init=2.0")
+    batch = rollout(orchestrator)
+    assert batch[ACTION].abs().max() > 2.0
+    policy, _ = orchestrator.workflow.model(batch[OBS], batch[STATE], batch[RESET])
+    torch.testing.assert_close(policy.log_prob(batch[ACTION]), batch[LOG_PROB], atol=1e-4, rtol=0)
+
+
+def test_normaliser_counts_every_frame_once_and_after_the_update(tiny):
+    orchestrator = tiny("CartPole-v1:ppo_none", "environment.normalize_obs=true")
+    workflow, moments = orchestrator.workflow, orchestrator.workflow.model.normalizer.moments
+    batch = rollout(orchestrator)
+    assert moments.count == 0
+    workflow.update(batch, phase=PHASE)
+    assert moments.count == 16 * 4
+    np.testing.assert_allclose(moments.mean, batch[OBS].double().mean((0, 1)).numpy(), rtol=1e-6)
+
+
+def test_reward_normalisation_is_for_the_learner_only(tiny):
+    orchestrator = tiny("Pendulum-v1:ppo_none", "environment.normalize_reward=true")
+    batch = rollout(orchestrator)
+    raw = batch[REWARD].clone()
+    orchestrator.workflow.update(batch, phase=PHASE)
+    assert torch.equal(batch[REWARD], raw)
+    assert orchestrator.workflow.reward_scale.moments.count == 16 * 4
+
+
+@pytest.mark.parametrize("field", [REWARD, OBS])
+def test_a_bad_batch_leaves_everything_as_it_was(tiny, field):
+    orchestrator = tiny("CartPole-v1:ppo_none", "environment.normalize_obs=true")
+    workflow = orchestrator.workflow
+    workflow.update(rollout(orchestrator), phase=PHASE)
+    batch = rollout(orchestrator)
+    batch[field][5, 2] = float("nan")
+    before = fingerprint(workflow.get_state()), fingerprint(orchestrator.streams.state_dict())
+    with pytest.raises(NonFiniteError):
+        workflow.update(batch, phase=PHASE)
+    after = fingerprint(workflow.get_state()), fingerprint(orchestrator.streams.state_dict())
+    assert before == after
+
+
+def test_kl_stop_ends_the_updates_of_a_rollout(tiny):
+    overrides = ["algorithm.target_kl=1e-9", "algorithm.learning_rate=1e-2", "algorithm.epochs=5"]
+    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    metrics = orchestrator.workflow.update(rollout(orchestrator), phase=PHASE)
+    # the first minibatch has a ratio of 1 and a KL of 0; the second one exceeds the target
+    assert metrics["gradient_steps"] == 2
+
+
+def test_value_clip_and_entropy_and_rollout_normalisation_run(tiny):
+    overrides = [
+        "algorithm.value_clip=0.2",
+        "algorithm.entropy_coefficient=0.01",
+        "algorithm.normalize_advantages=rollout",
+    ]
+    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    metrics = orchestrator.workflow.update(rollout(orchestrator), phase=PHASE)
+    assert all(math.isfinite(float(value)) for value in metrics.values())
+
+
+def test_scheduled_hyperparameters_reach_the_update(tiny):
+    overrides = ["algorithm.learning_rate=lin_1e-3", "algorithm.clip_range=lin_0.4"]
+    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    batch = rollout(orchestrator)
+    metrics = orchestrator.workflow.update(batch, phase={**PHASE, "step": 512})
+    assert metrics["learning_rate"] == pytest.approx(5e-4)  # half of 1,024 steps
+    assert metrics["clip_range"] == pytest.approx(0.2)
+    before = orchestrator.workflow.optimizer.state.flat.clone()
+    orchestrator.workflow.update(batch, phase={**PHASE, "step": 1024})  # the rate is 0 now
+    assert torch.equal(before, orchestrator.workflow.optimizer.state.flat)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": 1.5}, "gamma must be in"),
+        ({"gamma": Schedule(start=0.9, end=2.0)}, "gamma must be in"),
+        ({"learning_rate": -1e-3}, "learning_rate must be positive"),
+        ({"rollout_steps": 0}, "rollout_steps must be at least 1"),
+        ({"minibatches": 4, "batch_size": 64}, "not both"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PPOConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "count"),
+    [({}, 4), ({"minibatches": 8}, 8), ({"batch_size": 64}, 16), ({"batch_size": 0.25}, 4)],
+)
+def test_minibatches(settings, count):
+    config = PPOConfig(**settings)
+    assert config.minibatch_count(1024) == count
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["algorithm.minibatches=7"], "not divisible into 7 minibatches"),
+        (["algorithm.batch_size=1000"], "not within the rollout's 64 rows"),
+        (["algorithm.batch_size=48"], "48 does not divide the rollout"),
+        (["network.memory.type=gru", "algorithm.minibatches=8"], "4 sequences of 16"),
+        (["network.memory.type=gru", "algorithm.sequence_length=5"], "does not divide"),
+    ],
+)
+def test_impossible_combinations_are_refused_before_anything_is_built(overrides, problem):
+    with pytest.raises(ConfigError, match=problem):
+        tiny_config("CartPole-v1:ppo_none", *overrides)
+
+
+@pytest.mark.parametrize("memory", ["none", "gru"])
+def test_compiled_and_eager_updates_agree(memory, tiny):
+    overrides = [f"network.memory.type={memory}", "algorithm.minibatches=2"]
+    states = {}
+    for mode in ("off", "on"):
+        orchestrator = tiny("CartPole-v1:ppo_none", f"compute.compile={mode}", *overrides)
+        workflow = orchestrator.workflow
+        workflow.update(rollout(orchestrator), phase=PHASE)
+        states[mode] = workflow.optimizer.state.flat.clone()
+    assert (states["on"] - states["off"]).abs().max() < 1e-5
+    assert (states["on"] != 0).any()
+
+
+def test_the_update_moves_weights_towards_what_paid(tiny):
+    """A bandit in disguise: action 1 always pays. Its probability must rise."""
+    orchestrator = tiny(
+        "CartPole-v1:ppo_none", "algorithm.learning_rate=1e-2", "algorithm.epochs=4"
+    )
+    workflow = orchestrator.workflow
+    for _ in range(5):
+        batch = rollout(orchestrator)
+        batch[REWARD] = batch[ACTION].float()
+        batch[TERMINATED] = torch.ones_like(batch[TERMINATED])
+        workflow.update(batch, phase=PHASE)
+    batch = rollout(orchestrator)
+    assert batch[ACTION].float().mean() > 0.9
