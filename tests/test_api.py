@@ -8,7 +8,8 @@ import rl_lab
 from rl_lab import api
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError
-from tiny_runs import SMALL, SMALL_PPO, run_hash
+from rl_lab.core.state import fingerprint
+from tiny_runs import SMALL, SMALL_PPO, final_state, run_hash
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,8 @@ def test_a_loaded_policy_is_the_policy_of_the_run(root):
             total, over = total + float(reward), terminated or truncated
         returns.append(total)
     assert loaded.step == 1024
+    saved = final_state(loaded.run)["workflow"]
+    assert fingerprint(loaded.workflow.get_state()) == fingerprint(saved)
     np.testing.assert_allclose(returns, result.returns, rtol=1e-4)
 
 

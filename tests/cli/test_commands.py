@@ -100,6 +100,8 @@ def test_evaluate_plays_its_own_episodes(call, run):
     assert found["episodes"] == len(found["returns"]) == 7
     assert found["return_mean"] == pytest.approx(np.mean(found["returns"]))
     assert {"return_std", "length_mean", "run", "step"} <= set(found)
+    best = json.loads((run / "summary.json").read_text())["best_step"]
+    assert found["step"] == best != 1024  # the best checkpoint, unless another one is named
     again = call("evaluate", run.name[-6:], "--episodes", "7", "--json")
     assert again == found  # the same seeds every time
     other = call("evaluate", "@last", "--episodes", "7", "--seed", "9", "--json")
@@ -111,9 +113,10 @@ def test_evaluate_plays_its_own_episodes(call, run):
 
 def test_evaluate_is_neither_the_evaluation_nor_the_test(call, run):
     """Three seed streams: the policy is always measured on episodes of their own."""
+    from rl_lab.api import EVALUATE
     from rl_lab.orchestration.build import seeds
 
-    streams = [set(seeds(0, purpose, 8)) for purpose in ("train", "eval", "test", "evaluate")]
+    streams = [set(seeds(0, purpose, 8)) for purpose in ("train", "eval", "test", EVALUATE)]
     assert len(set.union(*streams)) == 32
 
 

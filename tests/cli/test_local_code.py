@@ -35,13 +35,11 @@ def folder(tmp_path, monkeypatch):
 def forget():
     """As a new process: no local file has been imported, no name of one is known."""
     from rl_lab.core import registry
-    from rl_lab.orchestration import catalog
 
     for name, module in list(sys.modules.items()):
         if name.startswith(("my_algorithm", "your_workflow")) and module is not None:
             del sys.modules[name]
     registry._entries["workflow"].pop("my_algorithm", None)
-    catalog._found.clear()
 
 
 @pytest.mark.parametrize("case", CALLS)

@@ -92,6 +92,13 @@ class RolloutCollector:
         metrics = {f"collect/{key}": value for key, value in self.episodes.metrics().items()}
         return CollectResult(taken, finished, metrics, trajectory)
 
+    def restart(self) -> None:
+        """Begin new episodes everywhere: the environments could not be put back where they were."""
+        self.obs = self.env.reset()
+        self.is_first = np.ones(self.env.num_envs, dtype=np.bool_)
+        self.memory = None
+        self.episodes.drop_open()
+
     def _move_on(self, step: Step, decision: Action, fresh: Array, state: Any) -> None:
         """What the next decision starts from: new frames, and a cleared memory where they begin."""
         self.obs = step.obs

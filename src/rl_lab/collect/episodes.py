@@ -41,6 +41,11 @@ class EpisodeTracker:
         self.open_lengths[ended] = 0
         return int(ended.sum())
 
+    def drop_open(self) -> None:
+        """Forget unfinished episodes."""
+        self.open_returns[:] = 0.0
+        self.open_lengths[:] = 0
+
     def metrics(self) -> Metrics:
         """Means over the last finished episodes; nothing before the first has ended."""
         if not self.returns or self.best is None:

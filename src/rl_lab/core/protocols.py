@@ -65,6 +65,9 @@ class Collector(Stateful, Protocol):
         `state` is what a memory starts an episode with, for N environments.
         """
 
+    def restart(self) -> None:
+        """Begin new episodes everywhere, where an environment cannot be put back (level E3)."""
+
 
 @dataclass(frozen=True)
 class WorkflowContext:

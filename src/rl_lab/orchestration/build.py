@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.collect.evaluate import Evaluation, evaluate
@@ -56,7 +57,10 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def build_run(
-    config: RunConfig, open_directory: Callable[[], RunDirectory], sinks: Sinks
+    config: RunConfig,
+    open_directory: Callable[[], RunDirectory],
+    sinks: Sinks,
+    weights: Mapping[str, Any] | None = None,
 ) -> tuple[Orchestrator, RunDirectory]:
     """Everything of one run, checked and connected. `config` has no `auto` left.
 
@@ -64,6 +68,8 @@ def build_run(
     """
     context = make_context(config)
     workflow = make_workflow(config, context)
+    if weights is not None:
+        load_weights(workflow, weights)
     phases = make_phases(config, workflow, context.buffers)
     policies = {
         name: make_policy(name, workflow, context)
@@ -129,6 +135,20 @@ def make_workflow(config: RunConfig, context: WorkflowContext) -> Workflow:
             "state_dict and load_state_dict, or list it in parts()"
         )
     return workflow
+
+
+def load_weights(workflow: Workflow, state: Mapping[str, Any]) -> None:
+    """Take the networks of another run, and nothing else of it."""
+    taken = 0
+    for name, part in workflow.parts().items():
+        if isinstance(part, nn.Module) and name in state:
+            try:
+                part.load_state_dict(state[name])
+            except RuntimeError as error:
+                raise UserError(f"training.warm_start does not fit: {error}") from error
+            taken += 1
+    if not taken:
+        raise UserError("training.warm_start: that run has no network that this one has too")
 
 
 def check_requirements(workflow: Workflow, components: Mapping[str, Any]) -> None:

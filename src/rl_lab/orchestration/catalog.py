@@ -51,16 +51,12 @@ def find_target(target: str, folders: Iterable[Path] = ()) -> tuple[Any, str]:
     Files and modules are looked up in the current folder first, then in `folders` (where the
     config file lies). The saved spelling is absolute, so that a resume works from any folder.
     """
-    if target in _found:
-        return _found[target], target
     try:
-        item, spelling = _find(target, [Path.cwd(), *folders])
+        return _find(target, [Path.cwd(), *folders])
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:  # the user's own file may fail in any way while it is imported
         raise UserError(f"cannot import '{target}': {type(error).__name__}: {error}") from error
-    _found[spelling] = item
-    return item, spelling
 
 
 def load_plugin(written: str, folders: Iterable[Path] = ()) -> str:
@@ -76,9 +72,6 @@ def load_plugin(written: str, folders: Iterable[Path] = ()) -> str:
                 raise UserError(f"cannot import '{written}': {name}: {error}") from error
             return str(file.resolve())
     raise UserError(f"cannot find the file '{written}'")
-
-
-_found: dict[str, Any] = {}  # one class per spelling: a file is never executed twice
 
 
 def _find(target: str, places: list[Path]) -> tuple[Any, str]:

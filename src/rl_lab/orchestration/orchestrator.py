@@ -21,6 +21,7 @@ from rl_lab.core.seeding import Streams
 from rl_lab.core.state import Stateful, Tree
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.phases import PhaseScheduler
+from rl_lab.orchestration.progress import Progress
 from rl_lab.orchestration.signals import StopRequest
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import commit_tree
@@ -30,29 +31,7 @@ from rl_lab.records.provenance import numerics_fingerprint
 from rl_lab.records.sinks import Sinks
 from rl_lab.workflows.base import Workflow
 
-SCORE = "eval/return_mean"
 PREFIXES = {"update_controller": "controller"}  # every other update hook logs under train/
-
-
-@dataclass
-class Progress:
-    """What the loop itself remembers: unlogged metrics, the best score, the streak of successes."""
-
-    sums: dict[str, list[float]] = field(default_factory=dict)  # metric -> [total, count]
-    latest: dict[str, float] = field(default_factory=dict)
-    last_score: float | None = None
-    best_score: float | None = None
-    best_step: int | None = None
-    streak: int = 0
-    resumes: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """All of it."""
-        return dict(vars(self))
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All of it."""
-        vars(self).update(state)
 
 
 @dataclass(kw_only=True)
@@ -87,22 +66,22 @@ class Orchestrator:
             "log": Every(self.config.logging.every_steps or max(total // 500, 1)),
         }
         self.seconds: dict[str, float] = {}  # wall time per stage since the last row
-        self.row_started = (time.perf_counter(), 0)
+        self.row_start = 0  # the step of the last row
         self.hooks: dict[str, Callable[..., Metrics]] = {
             name: getattr(self.workflow, name) for name in self.workflow.hooks
         }
 
     def run(self) -> bool:
         """Until the phases are over or somebody asks to stop. True if the run is complete."""
-        while (action := self.scheduler.next_action()) is not None:
+        while not self.solved() and (action := self.scheduler.next_action()) is not None:
             fault("hook.before")
             self.execute(action)
             fault("hook.after")
             if self.scheduler.at_cycle_start:
                 self.counters.cycles += 1
                 self.after_cycle()
-                if self.solved():
-                    break
+            if self.progress.best_is_new:
+                self.save()
             if self.stop.requested:
                 if not self.stop.impatient:
                     self.save()
@@ -149,8 +128,9 @@ class Orchestrator:
 
     def after_cycle(self) -> None:
         """Between two cycles: evaluate, log, save, each when its clock has crossed."""
-        step, best = self.counters.env_steps, self.progress.best_score
-        if self.clocks["evaluate"].due(step) and step > self.config.evaluation.warmup_steps:
+        step = self.counters.env_steps
+        clock, warmup = self.clocks["evaluate"], self.config.evaluation.warmup_steps
+        if clock.due(step) and step // clock.period * clock.period > warmup:
             started = time.perf_counter()
             self.measure()
             self.seconds["evaluate"] = time.perf_counter() - started
@@ -158,55 +138,48 @@ class Orchestrator:
             self.write_row()
         elif self.clocks["log"].due(step):
             self.write_row()
-        improved = self.progress.best_score != best
-        if self.clocks["checkpoint"].due(step) or improved:
-            self.save(score=self.progress.best_score if improved else None)
+        if self.clocks["checkpoint"].due(step):
+            self.save()
 
     def measure(self) -> None:
         """One evaluation. Training state and random streams are left bit for bit."""
         summary = self.evaluate("eval", self.config.evaluation.episodes).summary()
         self.note({f"eval/{key}": value for key, value in summary.items()})
-        score, stop_at = summary["return_mean"], self.config.evaluation.stop_at
-        self.progress.last_score = score
-        if self.progress.best_score is None or score > self.progress.best_score:
-            self.progress.best_score, self.progress.best_step = score, self.counters.env_steps
-        reached = stop_at is not None and score >= stop_at
-        self.progress.streak = self.progress.streak + 1 if reached else 0
+        goal = self.config.evaluation.stop_at
+        self.progress.judge(summary["return_mean"], self.counters.env_steps, goal)
 
     def solved(self) -> bool:
         """Early stop: `patience` evaluations in a row reached `stop_at`."""
         return self.progress.streak >= self.config.evaluation.patience
 
     def note(self, metrics: Mapping[str, Any], *, mean: bool = False) -> None:
-        """Keep metrics for the next row: the mean since the last row, or the latest value."""
-        numbers = {name: _number(value) for name, value in metrics.items()}
+        """Metrics for the next row, and for the conditions of phases."""
+        numbers = {
+            name: value.item() if isinstance(value, Tensor) else float(value)
+            for name, value in metrics.items()
+        }
         self.scheduler.observe(numbers)
-        if not mean:
-            self.progress.latest.update(numbers)
-            return
-        for name, number in numbers.items():
-            total, count = self.progress.sums.get(name, [0.0, 0])
-            self.progress.sums[name] = [total + number, count + 1]
+        self.progress.note(numbers, mean=mean)
 
     def write_row(self) -> None:
         """One row of metrics.jsonl (the same in every resumed run) and one of timing.jsonl."""
-        progress, step = self.progress, self.counters.env_steps
-        row = dict(progress.latest) | {k: total / n for k, (total, n) in progress.sums.items()}
+        row, step = self.progress.take_row(), self.counters.env_steps
         if not row:
             return
         row |= {"updates": self.counters.updates, "episodes": self.counters.episodes}
-        progress.sums, progress.latest = {}, {}
         self.metrics.append(step, row)
-        now, (started, first) = time.perf_counter(), self.row_started
-        timing = {"time/sps": (step - first) / (now - started)}
+        trained = self.seconds.get("collect", 0.0) + self.seconds.get("update", 0.0)
+        timing = {"time/sps": (step - self.row_start) / max(trained, 1e-9)}
         timing |= {f"time/{stage}": seconds for stage, seconds in self.seconds.items()}
         self.timing.append(step, timing)
-        self.row_started, self.seconds = (now, step), {}
+        self.row_start, self.seconds = step, {}
         self.sinks.write(step, row | timing)
 
-    def save(self, score: float | None = None) -> None:
+    def save(self) -> None:
         """A checkpoint here and now. A full disk is an alarm, not the end of the run."""
         started = time.perf_counter()
+        score = self.progress.best_score if self.progress.best_is_new else None
+        self.progress.best_is_new = False
         try:
             manifest = {"numerics": numerics_fingerprint()}
             self.store.save(self.counters.env_steps, self.state(), score=score, manifest=manifest)
@@ -230,8 +203,11 @@ class Orchestrator:
             policy.set_state(state["policies"][name])
         for name, part in self._parts():
             part.load_state_dict(state["parts"][name])
+        if self.environment.snapshot_level == "E3":
+            self.sinks.say("WARNING: this environment cannot be saved: its episodes start again")
+            self.collector.restart()
         self.metrics.truncate(state["metrics_offset"])
-        self.row_started = (time.perf_counter(), self.counters.env_steps)
+        self.row_start = self.counters.env_steps
 
     def close(self) -> None:
         """Let go of files, displays and environments."""
@@ -266,7 +242,3 @@ class Orchestrator:
 
 def _named(key: str, prefix: str) -> str:
     return key if key.startswith(f"{prefix}/") else f"{prefix}/{key}"
-
-
-def _number(value: Any) -> float:
-    return value.item() if isinstance(value, Tensor) else float(value)

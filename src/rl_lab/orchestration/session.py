@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_lab.core.errors import UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration.build import build_run, resolve
 from rl_lab.orchestration.compose import compose
@@ -58,9 +57,7 @@ def train(
         write_atomically(directory.provenance_file, facts.encode())
         return directory
 
-    orchestrator, directory = build_run(config, create, sinks)
-    if warm is not None:
-        load_weights(orchestrator, warm)
+    orchestrator, directory = build_run(config, create, sinks, weights=warm)
     with directory.lock():
         return _drive(orchestrator, directory, root, view)
 
@@ -102,31 +99,17 @@ def find_weights(reference: str | None, root: Path) -> Tree | None:
     return CheckpointStore(directory.checkpoints).load(which or "best")[0]["workflow"]
 
 
-def load_weights(orchestrator: Orchestrator, state: Tree) -> None:
-    """Take the networks of another run, and nothing else of it."""
-    from torch import nn
-
-    taken = 0
-    for name, part in orchestrator.workflow.parts().items():
-        if isinstance(part, nn.Module) and name in state:
-            try:
-                part.load_state_dict(state[name])
-            except RuntimeError as error:
-                raise UserError(f"training.warm_start does not fit: {error}") from error
-            taken += 1
-    if not taken:
-        raise UserError("training.warm_start: that run has no network that this one has too")
-
-
 def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View) -> Outcome:
     """Run the loop under signal handlers; whatever happens, the summary tells it."""
     config, start = orchestrator.config, orchestrator.counters.env_steps
     before = directory.read_summary()
     began = time.monotonic()
     sinks = orchestrator.sinks
-    sinks.attach(directory.log_file, view(config, directory, start))
-    if config.logging.tensorboard:
-        sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
+    # Some display libraries draw random numbers when they are imported: not from the run's streams.
+    with orchestrator.streams.borrowed("sinks/"):
+        sinks.attach(directory.log_file, view(config, directory, start))
+        if config.logging.tensorboard:
+            sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
 
     def record(status: str, **more: Any) -> dict[str, Any]:
         summary = {

@@ -1,0 +1,51 @@
+"""What the loop itself remembers: metrics not yet logged, and how good the run has been."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Progress:
+    """Saved with the run, so that a resumed one writes the same rows and stops at the same time."""
+
+    sums: dict[str, list[float]] = field(default_factory=dict)  # metric -> [total, count]
+    latest: dict[str, float] = field(default_factory=dict)
+    last_score: float | None = None
+    best_score: float | None = None
+    best_step: int | None = None
+    best_is_new: bool = False  # there is no checkpoint of it yet
+    streak: int = 0  # evaluations in a row that reached the goal
+    resumes: int = 0
+
+    def note(self, numbers: Mapping[str, float], *, mean: bool) -> None:
+        """Keep metrics for the next row: the mean since the last row, or the latest value."""
+        if not mean:
+            self.latest.update(numbers)
+            return
+        for name, number in numbers.items():
+            total, count = self.sums.get(name, [0.0, 0])
+            self.sums[name] = [total + number, count + 1]
+
+    def take_row(self) -> dict[str, float]:
+        """The metrics since the last row; they are kept no longer."""
+        means = {name: total / count for name, (total, count) in self.sums.items()}
+        row = {**self.latest, **means}
+        self.sums, self.latest = {}, {}
+        return row
+
+    def judge(self, score: float, step: int, goal: float | None) -> None:
+        """Take note of an evaluation. Of equal scores the first is the best."""
+        self.last_score = score
+        if self.best_score is None or score > self.best_score:
+            self.best_score, self.best_step, self.best_is_new = score, step, True
+        reached = goal is not None and score >= goal
+        self.streak = self.streak + 1 if reached else 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of it."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """All of it."""
+        vars(self).update(state)
