@@ -54,6 +54,7 @@ class Orchestrator:
     timing: MetricLog
     sinks: Sinks
     stop: StopRequest = field(default_factory=StopRequest)
+    on_save: Callable[[], object] = lambda: None  # told after every checkpoint
 
     def __post_init__(self) -> None:
         """Clocks, from the configuration."""
@@ -73,7 +74,8 @@ class Orchestrator:
 
     def run(self) -> bool:
         """Until the phases are over or somebody asks to stop. True if the run is complete."""
-        while not self.solved() and (action := self.scheduler.next_action()) is not None:
+        patience = self.config.evaluation.patience
+        while self.progress.streak < patience and (action := self.scheduler.next_action()):
             fault("hook.before")
             self.execute(action)
             fault("hook.after")
@@ -148,10 +150,6 @@ class Orchestrator:
         goal = self.config.evaluation.stop_at
         self.progress.judge(summary["return_mean"], self.counters.env_steps, goal)
 
-    def solved(self) -> bool:
-        """Early stop: `patience` evaluations in a row reached `stop_at`."""
-        return self.progress.streak >= self.config.evaluation.patience
-
     def note(self, metrics: Mapping[str, Any], *, mean: bool = False) -> None:
         """Metrics for the next row, and for the conditions of phases."""
         numbers = {
@@ -185,6 +183,8 @@ class Orchestrator:
             self.store.save(self.counters.env_steps, self.state(), score=score, manifest=manifest)
         except OSError as error:
             self.sinks.say(f"WARNING: checkpoint at {self.counters.env_steps} failed: {error}")
+        else:
+            self.on_save()
         self.seconds["checkpoint"] = time.perf_counter() - started
 
     def state(self) -> Tree:
@@ -198,7 +198,7 @@ class Orchestrator:
 
     def load(self, state: Tree) -> None:
         """Become the run that was saved, bit for bit; later rows of its metrics are cut off."""
-        self.workflow.set_state(state["workflow"])
+        self.load_learned(state)
         for name, policy in self.policies.items():
             policy.set_state(state["policies"][name])
         for name, part in self._parts():
@@ -209,6 +209,13 @@ class Orchestrator:
         self.metrics.truncate(state["metrics_offset"])
         self.row_start = self.counters.env_steps
 
+    def load_learned(self, state: Tree) -> None:
+        """Only what was learned: the workflow, and its components."""
+        self.workflow.set_state(state["workflow"])
+        for name, part in self.components.items():
+            if isinstance(part, Stateful):
+                part.load_state_dict(state["parts"][f"component.{name}"])
+
     def close(self) -> None:
         """Let go of files, displays and environments."""
         for each in (self.metrics, self.timing, self.sinks, self.environment):
@@ -217,10 +224,9 @@ class Orchestrator:
     def dump(self, action: str, batch: Batch | None, error: NonFiniteError) -> None:
         """What is needed to look at a numerical failure again: state and batch, as they were."""
         where = self.folder / "crash" / f"step_{self.counters.env_steps:012d}"
-        where.parent.mkdir(exist_ok=True)
-        tree = {"state": self.state(), "batch": batch}
         manifest = {"hook": action, "message": str(error), "details": error.details}
-        commit_tree(where, tree, manifest=manifest)
+        if not where.exists():  # a resumed run fails in the same way, at the same step
+            commit_tree(where, {"state": self.state(), "batch": batch}, manifest=manifest)
         error.add_note(f"state and batch are in {where}")
 
     def _parts(self) -> Iterable[tuple[str, Stateful]]:

@@ -112,6 +112,7 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
             sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
 
     def record(status: str, **more: Any) -> dict[str, Any]:
+        """Tell summary.json and the index; both may be read while the run goes on."""
         summary = {
             **before,
             **describe(orchestrator, directory),
@@ -128,6 +129,7 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
         stack.callback(orchestrator.close)
         stack.enter_context(stop_on_signals(orchestrator.stop))
         record("running", error=None)
+        orchestrator.on_save = lambda: record("running")
         try:
             complete = orchestrator.run()
             if complete:
@@ -169,7 +171,7 @@ def final_test(orchestrator: Orchestrator) -> dict[str, Any]:
     if best == orchestrator.counters.env_steps:
         result["best"] = result["last"]
     elif best is not None and best in orchestrator.store.steps():
-        # The run is saved and over: its workflow may now become an older self.
-        orchestrator.workflow.set_state(orchestrator.store.load(best)[0]["workflow"])
+        # The run is saved and over: what it learned may now become an older self.
+        orchestrator.load_learned(orchestrator.store.load(best)[0])
         result["best"] = orchestrator.evaluate("test", episodes).summary()
     return result

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from zlib import crc32
 
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.options import option
-from rl_lab.core.state import Tree
 from rl_lab.records.commit import (
     TENSORS,
     CorruptCheckpoint,
@@ -26,6 +25,9 @@ from rl_lab.records.commit import (
     sweep,
 )
 from rl_lab.records.faults import fault
+
+if TYPE_CHECKING:
+    from rl_lab.core.state import Tree
 
 LATEST, BEST = "latest", "best"  # links for humans; nothing here ever reads them
 
@@ -82,7 +84,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        tree: Tree,
+        tree: "Tree",
         *,
         score: float | None = None,
         manifest: dict[str, Any] | None = None,
@@ -121,7 +123,7 @@ class CheckpointStore:
         self._link()
         return path
 
-    def load(self, which: str | int = "last") -> tuple[Tree, dict[str, Any], Path]:
+    def load(self, which: str | int = "last") -> tuple["Tree", dict[str, Any], Path]:
         """State, manifest and folder of `last`, `best` or a step.
 
         `last` and `best` go on to the next one when a checkpoint is damaged, and say so.
@@ -164,7 +166,7 @@ class CheckpointStore:
         for step in self.steps():
             self._settle(step)
 
-    def _load_step(self, step: int) -> tuple[Tree, dict[str, Any], Path]:
+    def _load_step(self, step: int) -> tuple["Tree", dict[str, Any], Path]:
         path = self._folders().get(step)
         if path is None:
             raise UserError(f"{self.directory} has no checkpoint at step {step}{self._known()}")

@@ -13,17 +13,15 @@ import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from zlib import crc32
 
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
-
 from rl_lab.core.errors import UserError
-from rl_lab.core.state import Tree, join, split
 from rl_lab.records.faults import fault
+
+if TYPE_CHECKING:
+    from rl_lab.core.state import Tree
 
 FORMAT = 1
 MANIFEST, TENSORS, SKELETON = "manifest.json", "state.safetensors", "state.json"
@@ -44,7 +42,7 @@ class CorruptCheckpoint(Exception):  # noqa: N818  (reads better in `except Corr
 # -- whole checkpoints ---------------------------------------------------------------------------
 
 
-def commit_tree(destination: Path, tree: Tree, *, manifest: Mapping[str, Any]) -> None:
+def commit_tree(destination: Path, tree: "Tree", *, manifest: Mapping[str, Any]) -> None:
     """Write a state tree as a new checkpoint folder; once this returns it survives a power loss."""
     commit_files(destination, encode_tree(tree), manifest=manifest)
 
@@ -78,15 +76,20 @@ def commit_files(destination: Path, payload: Payload, *, manifest: Mapping[str, 
         raise
 
 
-def read_tree(path: Path) -> tuple[Tree, dict[str, Any]]:
+def read_tree(path: Path) -> tuple["Tree", dict[str, Any]]:
     """The state tree and the manifest of a checkpoint, every byte verified first."""
     manifest = read_manifest(path)
     content = {name: _verified(path / name, entry) for name, entry in manifest["files"].items()}
     for name in (TENSORS, SKELETON):
         if name not in content:
             raise CorruptCheckpoint(f"{path / MANIFEST}: does not list {name}")
+    from safetensors import SafetensorError  # here: `rl-lab list` needs no torch
+    from safetensors.torch import load
+
+    from rl_lab.core.state import join
+
     try:
-        tensors = load_tensors(content[TENSORS])
+        tensors = load(content[TENSORS])
         return join(tensors, json.loads(content[SKELETON])), manifest
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{path}: files that do not fit together: {error!r}") from error
@@ -100,10 +103,14 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def encode_tree(tree: Tree) -> Payload:
+def encode_tree(tree: "Tree") -> Payload:
     """A state tree as the two payload files of a checkpoint."""
+    from safetensors.torch import save  # here: `rl-lab list` needs no torch
+
+    from rl_lab.core.state import split
+
     tensors, skeleton = split(tree)
-    return {TENSORS: save_tensors(tensors), SKELETON: json.dumps(skeleton).encode()}
+    return {TENSORS: save(tensors), SKELETON: json.dumps(skeleton).encode()}
 
 
 # -- the manifest --------------------------------------------------------------------------------
