@@ -455,3 +455,10 @@ def test_nested_problems_have_nested_paths() -> None:
         "many[1].sise: unknown key (did you mean 'size'?) — default",
         "table.a: must be a number, got 'x' — default",
     ]
+
+
+def test_what_is_read_only_once_cannot_be_scheduled() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.optimizer\.eps: must be a number"):
+        run(algorithm__optimizer={"eps": "lin_1e-5"})
+    with pytest.raises(ConfigError, match=r"algorithm\.batch_size: must be"):
+        run(algorithm__batch_size="lin_64")

@@ -1,5 +1,6 @@
 """The only wiring: from a typed config to a run that can start. Constructors meet here."""
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -95,11 +96,21 @@ def build_run(
     ), directory
 
 
-def make_context(config: RunConfig) -> WorkflowContext:
-    """What a workflow is bound to: environments, buffers, components, random streams."""
+def fix_numerics(config: RunConfig) -> None:
+    """Make torch repeat itself bit for bit: fixed threads, deterministic kernels."""
     assert isinstance(config.compute.threads, int), "resolve the config first"
     torch.set_num_threads(config.compute.threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Filling memory before it is written costs time and changes nothing here.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if config.experiment.device.startswith("cuda"):
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA's first use
+        torch.backends.cudnn.benchmark = False
+
+
+def make_context(config: RunConfig) -> WorkflowContext:
+    """What a workflow is bound to: environments, buffers, components, random streams."""
+    fix_numerics(config)
     seed = config.experiment.seed
     streams = Streams(seed)
     environment = make_vector(config.environment, seeds(seed, "train", config.environment.num_envs))

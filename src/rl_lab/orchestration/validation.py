@@ -98,7 +98,8 @@ class Checker:
                 values[name] = self.variant(each.metadata, tree.get(name), where, schedulable)
             elif is_dataclass(hints[name]):
                 inner = {} if tree.get(name) is None else tree[name]
-                values[name] = self.block(hints[name], inner, where, schedules=schedules)
+                # What is inside is read once, when it is built: it cannot follow a schedule.
+                values[name] = self.block(hints[name], inner, where)
             elif name in tree:
                 try:
                     values[name] = self.value(tree[name], hints[name], where, schedules)

@@ -16,8 +16,8 @@ class BadValueError(Exception):
 
 
 def takes_float(annotation: Any) -> bool:
-    """True for `float` and for unions that contain it."""
-    return annotation is float or float in get_args(annotation)
+    """True for `float` and `float | None`; a count that may also be a share is neither."""
+    return annotation is float or set(get_args(annotation)) == {float, type(None)}
 
 
 def schedule(value: Any) -> Schedule | None:

@@ -1,0 +1,124 @@
+"""Writes docs/options.md from the configuration dataclasses, so that the page cannot go stale.
+
+python docs/generate.py            write the page
+python docs/generate.py --check    exit 1 if the page is not what would be written
+"""
+
+import argparse
+import inspect
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core import registry
+from rl_lab.orchestration.catalog import config_class
+from rl_lab.orchestration.config import OptionRow, RunConfig, describe
+
+PAGE = Path(__file__).with_name("options.md")
+TITLES = {  # kind in the registry -> title, and where its options stand in the tree
+    "workflow": ("Algorithms", "algorithm"),
+    "encoder": ("Encoders", "network.encoder"),
+    "memory": ("Memories", "network.memory"),
+    "buffer": ("Buffers", "buffers.NAME"),
+}
+INTRODUCTION = """\
+# Options
+
+This page is written by `docs/generate.py` from the dataclasses in the code; edit those instead. Each
+option can be set in YAML or on the command line as `path=value`. The same list, with the values
+of one experiment, comes from `rl-lab config CartPole-v1:ppo --options`.
+
+Numbers of an algorithm may be [schedules](configuration.md#schedules). An option whose type is a
+*choice* picks a class; the options of each class are in its own table further down.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION]
+    for name, rows in _blocks(describe(RunConfig)).items():
+        parts += [f"## `{name}`\n" if name else "## Top level\n", _table(rows)]
+    for kind, (title, path) in TITLES.items():
+        parts.append(f"## {title}\n")
+        for name in registry.names(kind):
+            parts += [f"### `{name}`\n", *_described(registry.get(kind, name), f"{path}.")]
+    parts.append("## Wrappers\n")
+    for name in registry.names("wrapper"):
+        parts += [f"### `{name}`\n", *_wrapper(name)]
+    return "\n".join(parts)
+
+
+def _blocks(rows: Iterable[OptionRow]) -> dict[str, list[OptionRow]]:
+    """Rows by the first word of their path; single words come under the empty name."""
+    found: dict[str, list[OptionRow]] = {"": []}
+    for row in rows:
+        block, dot, _ = row.path.partition(".")
+        nested = dot or row.type.startswith("dict")
+        found.setdefault(block if nested else "", []).append(row)
+    return found
+
+
+def _described(item: Any, prefix: str) -> list[str]:
+    """What a class is, and its options."""
+    lines = [_first_line(item) + "\n"]
+    config = config_class(item)
+    rows = (
+        [row for row in describe(config, prefix) if row.path != f"{prefix}type"] if config else []
+    )
+    return [*lines, _table(rows) if rows else "It has no options.\n"]
+
+
+def _wrapper(name: str) -> list[str]:
+    """What a wrapper is, and how it is written in YAML."""
+    item = registry.get("wrapper", name)
+    arguments = ", ".join(f"{each}: …" for each in list(inspect.signature(item).parameters)[1:])
+    usage = f"`environment.wrappers: [{{id: {name}{', ' if arguments else ''}{arguments}}}]`"
+    return [f"{_first_line(item)}\n", f"{usage}\n"]
+
+
+def _table(rows: Iterable[OptionRow]) -> str:
+    lines = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    for row in rows:
+        kind = f"choice: {row.type}" if row.type in TITLES else _code(row.type)
+        default = _code(_shown(row.default))
+        lines.append(f"| `{row.path}` | {kind} | {default} | {_escaped(row.help)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    """A default as YAML would have it."""
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _first_line(item: Any) -> str:
+    return inspect.cleandoc(item.__doc__ or "").splitlines()[0]
+
+
+def _code(text: str) -> str:
+    return f"`{_escaped(text)}`"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Write the page, or compare it with what is there."""
+    parser = argparse.ArgumentParser(description="write docs/options.md")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it is stale")
+    parser.add_argument("--page", type=Path, default=PAGE, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    text = page()
+    if not options.check:
+        options.page.write_text(text, encoding="utf-8")
+        return 0
+    if options.page.is_file() and options.page.read_text(encoding="utf-8") == text:
+        return 0
+    sys.stderr.write(f"{options.page.name} is out of date: run `make docs`\n")
+    return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

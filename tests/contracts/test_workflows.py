@@ -1,0 +1,244 @@
+"""What every registered algorithm must keep. New ones are found here by themselves."""
+
+from dataclasses import fields
+from functools import cache
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+import torch
+
+from rl_lab.core import registry
+from rl_lab.core.batch import Action
+from rl_lab.core.errors import UserError
+from rl_lab.core.state import fingerprint, join, split
+from rl_lab.orchestration import catalog
+from rl_lab.orchestration.session import resume
+from rl_lab.records import faults
+from rl_lab.workflows.base import VALUES, Workflow
+from tiny_runs import run_hash, tiny_run
+
+WORKFLOWS = registry.names("workflow")
+ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
+# A new algorithm needs an entry only if its defaults do not fit 64 steps of 4 environments.
+VARIANTS = {"ppo": "ppo_none"}  # without a memory: no preset fights the overrides
+SMALL = {"random": ["algorithm.collect_steps=16"]}
+
+
+def words(name: str, env: str, *overrides: str) -> list[str]:
+    return [f"{env}:{VARIANTS.get(name, name)}", *SMALL.get(name, []), *overrides]
+
+
+@pytest.fixture
+def built(tiny):
+    """`built(name, env, …)`: an orchestrator; a test is skipped where the algorithm declines."""
+
+    def make(name, env, *overrides):
+        try:
+            return tiny(*words(name, env, *overrides))
+        except UserError as declined:
+            if env == ENVIRONMENTS[0]:
+                raise
+            return pytest.skip(f"{name} declines {env}: {declined}")
+
+    return make
+
+
+def play(orchestrator, hooks: int) -> None:
+    for _ in range(hooks):
+        orchestrator.execute(orchestrator.scheduler.next_action())
+
+
+def decide(orchestrator, *, deterministic: bool) -> tuple:
+    """The next decision on fixed frames, from an empty memory."""
+    workflow, space = orchestrator.workflow, orchestrator.environment.spec.observation
+    frames = np.random.default_rng(0).normal(size=(64, *space.shape)).astype(space.dtype)
+    state = workflow.initial_state(64)
+    decision = workflow.act(torch.from_numpy(frames), state, deterministic=deterministic)
+    return np.asarray(decision.action).tobytes(), fingerprint(decision.state)
+
+
+every_workflow = pytest.mark.parametrize("name", WORKFLOWS)
+everywhere = pytest.mark.parametrize("env", ENVIRONMENTS)
+
+
+@every_workflow
+@everywhere
+def test_nothing_is_lost_when_it_is_built_nor_when_it_has_learnt(built, name, env):
+    orchestrator = built(name, env)
+    assert orchestrator.workflow.unsaved() == []
+    play(orchestrator, 4)
+    assert orchestrator.workflow.unsaved() == []
+
+
+@every_workflow
+@everywhere
+def test_its_state_makes_another_one_the_same(built, name, env):
+    first, second = built(name, env), built(name, env, "experiment.seed=7")
+    play(first, 4)
+    saved = join(*split(first.workflow.get_state()))  # as it would come back from a disk
+    second.workflow.set_state(saved)
+    second.streams.load_state_dict(first.streams.state_dict())
+    assert fingerprint(second.workflow.get_state()) == fingerprint(first.workflow.get_state())
+    for deterministic in (True, False):
+        ours, theirs = (decide(each, deterministic=deterministic) for each in (first, second))
+        assert ours == theirs
+    state = {**saved, "something_else": {}}
+    with pytest.raises(UserError, match="of another"):
+        second.workflow.set_state(state)
+
+
+@every_workflow
+@everywhere
+def test_a_deterministic_action_is_a_function_of_what_is_seen(built, name, env):
+    orchestrator = built(name, env)
+    if not orchestrator.workflow.hooks:
+        pytest.skip("it learns nothing, so no action is its best")
+    before = fingerprint(orchestrator.streams.state_dict())
+    first, second = (decide(orchestrator, deterministic=True) for _ in range(2))
+    assert first == second
+    assert fingerprint(orchestrator.streams.state_dict()) == before
+    assert decide(orchestrator, deterministic=False) != first  # nor does it only pretend to sample
+
+
+# One cycle is collect, evaluate, every update. The first evaluation is the best so far, so there
+# is a checkpoint in mid-cycle; the others lie off the grid of evaluations.
+RESUMED = ["checkpoint.every_steps=192", "training.total_timesteps=768"]
+
+
+@cache
+def hooks_of(name: str) -> list[str]:
+    workflow = catalog.workflow_class(name)
+    found = workflow.hooks.fget(object.__new__(workflow))
+    return ["collect", "evaluate", *found]
+
+
+def resumed_words(name: str) -> list[str]:
+    phases = f"training.phases=[{{name: all, hooks: [{', '.join(hooks_of(name))}]}}]"
+    return words(name, ENVIRONMENTS[0], phases, *RESUMED)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """`straight(name)`: what the run is without any interruption."""
+
+    @cache
+    def run(name):
+        return run_hash(tiny_run(tmp_path_factory.mktemp("straight"), *resumed_words(name)).run)
+
+    return run
+
+
+@every_workflow
+@pytest.mark.parametrize("moment", ["in the first cycle", "half-way"])
+def test_interrupted_equals_uninterrupted(tmp_path, monkeypatch, straight, name, moment):
+    expected, cycle = straight(name), len(hooks_of(name))
+    number = cycle if moment == "in the first cycle" else 6 * cycle + 1
+    faults.reset()
+    monkeypatch.setenv("RL_LAB_FAULT", f"hook.after:error@{number}")
+    with pytest.raises(OSError, match="injected at hook"):
+        tiny_run(tmp_path, *resumed_words(name))
+    monkeypatch.delenv("RL_LAB_FAULT")
+    torch.manual_seed(123)  # a new process would not share our random stream
+    outcome = resume("@last", root=tmp_path)
+    assert outcome.summary["resumes"] == 1
+    assert run_hash(outcome.run) == expected
+
+
+def floats() -> list[tuple[str, str, float]]:
+    """Every number of every algorithm's own config, with a value that it may start from."""
+    found = []
+    for name in WORKFLOWS:
+        config = catalog.config_class(catalog.workflow_class(name))
+        hints = get_type_hints(config) if config else {}
+        found += [
+            (name, each.name, each.default or 0.1)
+            for each in (fields(config) if config else ())
+            if hints[each.name] in (float, float | None)
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("name", "key", "start"), floats())
+def test_every_number_may_follow_a_schedule(tmp_path, name, key, start):
+    schedule = f"algorithm.{key}={{start: {start}, end: {start / 2}}}"
+    short = ["training.total_timesteps=128", "evaluation.every_steps=0"]
+    short += ["evaluation.test_episodes=0", schedule]
+    outcome = tiny_run(tmp_path, *words(name, ENVIRONMENTS[0], *short))
+    assert outcome.summary["status"] == "finished"
+    assert outcome.summary["env_steps"] == 128
+
+
+# -- what an author gets without asking, and what is refused -------------------------------------
+
+
+class Hidden:
+    """Drifts, and has no way to say so."""
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+
+
+class Saved(Hidden):
+    """The same with PyTorch's pair of methods."""
+
+    def state_dict(self):
+        return {"mean": self.mean}
+
+    def load_state_dict(self, state):
+        self.mean = state["mean"]
+
+
+class Idle(Workflow):
+    """The smallest algorithm: `act` and `update`."""
+
+    made_of = Saved
+
+    def initialize(self, context):
+        super().initialize(context)
+        self.average = self.made_of()
+        self.count = 0
+        self.totals = np.zeros(3)
+        self.weights = torch.zeros(2)
+        self.notes = {"seen": [1, 2.5, None, "text"]}
+
+    def act(self, obs, state, *, deterministic):
+        return Action(np.zeros(len(obs), dtype=np.int64))
+
+    def update(self, batch, *, phase):
+        self.average.mean += 1.0
+        self.count += 1
+        self.totals += 1.5
+        self.weights += 2
+        self.notes["seen"].append(self.count)
+        return {"count": self.count}
+
+
+class Forgetful(Idle):
+    made_of = Hidden
+
+
+@pytest.fixture
+def local(monkeypatch):
+    """Registered for one test only."""
+    for name, found in (("idle", Idle), ("forgetful", Forgetful)):
+        monkeypatch.setitem(registry._entries["workflow"], name, found)
+
+
+def test_state_that_would_be_lost_is_refused_before_the_run(local, tiny, tmp_path):
+    with pytest.raises(UserError, match=r"Forgetful\.average would be lost on resume"):
+        tiny("CartPole-v1:forgetful")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plain_attributes_are_saved_without_being_asked_for(local, tiny):
+    first, second = tiny("CartPole-v1:idle"), tiny("CartPole-v1:idle")
+    play(first, 6)
+    state = join(*split(first.workflow.get_state()))
+    assert set(state) == {"average", VALUES}
+    second.workflow.set_state(state)
+    assert second.workflow.average.mean == 3.0
+    assert second.workflow.count == 3
+    assert second.workflow.totals.tolist() == [4.5] * 3
+    assert second.workflow.weights.tolist() == [6.0] * 2
+    assert second.workflow.notes == {"seen": [1, 2.5, None, "text", 1, 2, 3]}
