@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.core import registry
-from rl_lab.orchestration.catalog import config_class
+from rl_lab.orchestration.catalog import BUILT_INS, config_class
 from rl_lab.orchestration.config import OptionRow, RunConfig, describe
 
 PAGE = Path(__file__).with_name("options.md")
@@ -26,12 +26,13 @@ TITLES = {  # kind in the registry -> title, and where its options stand in the 
 INTRODUCTION = """\
 # Options
 
-This page is written by `docs/generate.py` from the dataclasses in the code; edit those instead. Each
-option can be set in YAML or on the command line as `path=value`. The same list, with the values
-of one experiment, comes from `rl-lab config CartPole-v1:ppo --options`.
+This page is written by `docs/generate.py` from the dataclasses in the code: edit those instead.
+Each option can be set in YAML or on the command line as `path=value`. The same list for one
+experiment comes from `rl-lab config CartPole-v1:ppo --options`.
 
-Numbers of an algorithm may be [schedules](configuration.md#schedules). An option whose type is a
-*choice* picks a class; the options of each class are in its own table further down.
+A `float` that stands directly in the algorithm's block may be a
+[schedule](configuration.md#schedules). An option whose type is a *choice* picks a class; the
+options of each class are in its own table further down.
 """
 
 
@@ -42,10 +43,10 @@ def page() -> str:
         parts += [f"## `{name}`\n" if name else "## Top level\n", _table(rows)]
     for kind, (title, path) in TITLES.items():
         parts.append(f"## {title}\n")
-        for name in registry.names(kind):
+        for name in sorted(BUILT_INS[kind]):  # not what else is installed
             parts += [f"### `{name}`\n", *_described(registry.get(kind, name), f"{path}.")]
     parts.append("## Wrappers\n")
-    for name in registry.names("wrapper"):
+    for name in sorted(BUILT_INS["wrapper"]):
         parts += [f"### `{name}`\n", *_wrapper(name)]
     return "\n".join(parts)
 
@@ -81,10 +82,15 @@ def _wrapper(name: str) -> list[str]:
 def _table(rows: Iterable[OptionRow]) -> str:
     lines = ["| option | type | default | meaning |", "|---|---|---|---|"]
     for row in rows:
-        kind = f"choice: {row.type}" if row.type in TITLES else _code(row.type)
+        kind = _choice(row.type) if row.type in TITLES else _code(row.type)
         default = _code(_shown(row.default))
         lines.append(f"| `{row.path}` | {kind} | {default} | {_escaped(row.help)} |")
     return "\n".join(lines) + "\n"
+
+
+def _choice(kind: str) -> str:
+    title = TITLES[kind][0]
+    return f"choice: [{title}](#{title.lower()})"
 
 
 def _shown(value: Any) -> str:

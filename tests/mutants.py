@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import tomllib
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,8 +133,11 @@ def outcome(
                 os.dup2(file.fileno(), 1)
                 os.dup2(file.fileno(), 2)
             code = test_here(source, tests, place)
+        except BaseException:  # noqa: BLE001 - a fork must never return into its parent's code
+            traceback.print_exc()
         finally:
             sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(code)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status), log.read_text(errors="replace")
@@ -150,6 +154,7 @@ def test_here(source: Path, tests: Iterable[str], place: Path) -> int:
 
     assert Path(rl_lab.__file__) == source / "rl_lab" / "__init__.py", rl_lab.__file__
     quiet = ["-x", "-q", "-rfE", "--tb=no", "--no-header", "--hypothesis-seed=0"]
+    quiet += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are imported already
     nothing_here = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={place / 'runs'}"]
     return int(pytest.main([*quiet, *nothing_here, *(f"tests/{test}" for test in tests)]))
 

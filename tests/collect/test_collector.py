@@ -153,6 +153,35 @@ def test_short_episodes_gain_no_weight():
     assert result.summary()["episodes"] == 4
 
 
+@pytest.mark.parametrize("mode", ["own", *gym.vector.AutoresetMode])
+def test_evaluation_clears_the_memory_where_an_episode_begins(mode):
+    env = sync() if mode == "own" else gymnasium_vector(mode)
+    seen = []
+
+    def watched(obs, state, *, deterministic):
+        decision = summing(obs, state, deterministic=deterministic)
+        seen.append((obs[0].tolist(), decision.state["sum"][0, 1].item()))
+        return decision
+
+    start = {"sum": torch.zeros(2, 2)}
+    evaluate(watched, env, seeds=[0, 1], episodes=4, deterministic=True, initial_state=start)
+    # env 0 plays t = 0, 1, 2 and begins again: whatever the episode, the sums are 0, 1, 3
+    sums = [total for (_, t), total in seen if t < 3]
+    assert sums[:6] == [0, 1, 3, 0, 1, 3]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_evaluation_asks_for_what_it_was_told(deterministic):
+    asked = set()
+
+    def watched(obs, state, *, deterministic):
+        asked.add(deterministic)
+        return idle(obs, state, deterministic=deterministic)
+
+    evaluate(watched, sync(), seeds=[0, 1], episodes=2, deterministic=deterministic)
+    assert asked == {deterministic}
+
+
 @pytest.mark.parametrize("mode", list(gym.vector.AutoresetMode))
 def test_evaluation_does_not_depend_on_the_autoreset_mode(mode):
     expected = evaluate(idle, sync(), seeds=[0, 1], episodes=6, deterministic=True)

@@ -1,6 +1,6 @@
 """What every registered algorithm must keep. New ones are found here by themselves."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import get_type_hints
 
@@ -10,7 +10,7 @@ import torch
 
 from rl_lab.core import registry
 from rl_lab.core.batch import Action
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.state import fingerprint, join, split
 from rl_lab.orchestration import catalog
 from rl_lab.orchestration.session import resume
@@ -167,6 +167,30 @@ def test_every_number_may_follow_a_schedule(tmp_path, name, key, start):
     outcome = tiny_run(tmp_path, *words(name, ENVIRONMENTS[0], *short))
     assert outcome.summary["status"] == "finished"
     assert outcome.summary["env_steps"] == 128
+
+
+def nested_floats() -> list[tuple[str, str]]:
+    """Numbers of the blocks inside an algorithm's config, such as its optimiser's."""
+    found = []
+    for name in WORKFLOWS:
+        config = catalog.config_class(catalog.workflow_class(name))
+        hints = get_type_hints(config) if config else {}
+        for block, inner in hints.items():
+            if is_dataclass(inner):
+                kinds = get_type_hints(inner)
+                found += [(name, f"{block}.{key}") for key in kinds if kinds[key] is float]
+    return found
+
+
+@pytest.mark.parametrize(("name", "key"), nested_floats())
+def test_a_number_that_cannot_follow_a_schedule_says_so_before_the_run(tmp_path, name, key):
+    schedule = f"algorithm.{key}={{start: 0.5, end: 0.25}}"
+    short = ["training.total_timesteps=128", "evaluation.test_episodes=0", schedule]
+    try:
+        tiny_run(tmp_path, *words(name, ENVIRONMENTS[0], *short))
+    except ConfigError as error:
+        assert str(error).startswith(f"algorithm.{key}: must be a number, got")
+        assert list(tmp_path.iterdir()) == []
 
 
 # -- what an author gets without asking, and what is refused -------------------------------------

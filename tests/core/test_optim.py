@@ -80,6 +80,22 @@ def test_a_bad_number_changes_nothing_and_is_remembered():
         optimizer.check("test")
 
 
+def test_a_bad_gradient_of_a_good_loss_is_found():
+    def root(module, rows):
+        loss = (0.0 * module(rows)).abs().sqrt().sum()  # 0 with a slope that is not a number
+        return loss, {}
+
+    module = nn.Linear(3, 1)
+    optimizer = FlatOptimizer(module, root, OptimizerConfig())
+    before = optimizer.snapshot()
+    rate = torch.tensor(1e-2)
+    metrics = optimizer.step(data()[0], learning_rate=rate, max_grad_norm=INF)
+    assert metrics["loss"] == 0.0
+    assert torch.equal(optimizer.state.flat, before.flat)
+    with pytest.raises(NonFiniteError):
+        optimizer.check("test")
+
+
 def test_learning_rates_by_pattern():
     module, optimizer = make(rate_patterns={"2.*": 0.0})
     rows, target = data()

@@ -2,12 +2,15 @@ import json
 import shutil
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch
 
 from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
 from rl_lab.core.state import differences, fingerprint
 from rl_lab.envs.counter import CounterEnv
+from rl_lab.orchestration import build
+from rl_lab.orchestration.build import seeds
 from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
 from rl_lab.records.checkpoint import CheckpointStore
@@ -74,6 +77,25 @@ def test_evaluations_repeat_exactly_and_use_other_seeds_than_the_test(tiny):
     first = orchestrator.evaluate("eval", 4)
     assert orchestrator.evaluate("eval", 4) == first
     assert orchestrator.evaluate("test", 4) != first
+
+
+def test_no_two_environments_share_a_seed(tiny):
+    purposes = ("train", "eval", "test")
+    found = [each for purpose in purposes for each in seeds(0, purpose, 8)]
+    assert len(set(found)) == 24
+    assert found == [each for purpose in purposes for each in seeds(0, purpose, 8)]
+    assert not set(found) & {each for purpose in purposes for each in seeds(1, purpose, 8)}
+    first = tiny("Pendulum-v1:ppo_none", "environment.num_envs=8").collector.obs
+    assert len(np.unique(first, axis=0)) == 8
+
+
+def test_an_update_without_data_counts_nothing(tiny):
+    phases = "training.phases=[{name: a, hooks: [update, collect]}]"
+    orchestrator = tiny("CartPole-v1:ppo_none", phases)
+    before = fingerprint(orchestrator.workflow.get_state())
+    orchestrator.execute("update")
+    assert orchestrator.counters.updates == orchestrator.scheduler.updates == 0
+    assert fingerprint(orchestrator.workflow.get_state()) == before
 
 
 def test_evaluation_cadence_and_warm_up(tmp_path):
@@ -173,6 +195,24 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path):
     shutil.rmtree(run.checkpoints)
     resume("@last", root=tmp_path)
     assert run_hash(run) == expected
+
+
+def test_a_changed_config_is_not_resumed(tmp_path):
+    run = tiny_run(tmp_path).run
+    text = run.config_file.read_text()
+    run.config_file.write_text(text.replace("gamma: 0.99", "gamma: 0.5"))
+    with pytest.raises(UserError, match=r"config.yaml was changed after .* step 1024"):
+        resume("@last", root=tmp_path)
+    run.config_file.write_text(text.replace("terminal: true", "terminal: false"))  # only a display
+    assert resume("@last", root=tmp_path).exit_code == 0
+
+
+def test_other_numerics_end_the_promise_loudly(tmp_path, monkeypatch):
+    run = tiny_run(tmp_path).run
+    real = build.numerics_fingerprint
+    monkeypatch.setattr(build, "numerics_fingerprint", lambda: {**real(), "torch": "9.9"})
+    resume("@last", root=tmp_path)
+    assert "not bit for bit from here: torch changed" in run.log_file.read_text()
 
 
 def test_a_second_process_is_refused(tmp_path):

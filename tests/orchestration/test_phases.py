@@ -61,12 +61,14 @@ def test_duration_updates_is_exact():
 @pytest.mark.parametrize("cut", range(30))
 def test_resume_between_any_two_hooks(cut):
     """Save after every single action, restore into a new machine: the same story goes on."""
-    whole = play(PhaseScheduler(parse_phases(THREE, 1000), 1000))
+    straight = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    whole = play(straight)
     first = PhaseScheduler(parse_phases(THREE, 1000), 1000)
     begun = play(first, limit=cut)
     second = PhaseScheduler(parse_phases(THREE, 1000), 1000)
     second.set_state(json.loads(json.dumps(first.get_state())))
     assert begun + play(second) == whole
+    assert second.get_state() == straight.get_state()
 
 
 def test_the_view_tells_progress_and_extra_keys():
@@ -77,6 +79,19 @@ def test_the_view_tells_progress_and_extra_keys():
     assert (view["progress"], view["temperature"], view["step"]) == (0.25, 0.5, 10)
     with pytest.raises(TypeError):
         view["progress"] = 1
+
+
+def test_the_step_of_a_phase_is_that_of_the_run():
+    blocks = [
+        {"name": "a", "duration_steps": 20, "hooks": ["collect"]},
+        {"name": "b", "hooks": ["collect"]},
+    ]
+    scheduler = PhaseScheduler(parse_phases(blocks, 1000), 1000)
+    seen = []
+    for _ in range(4):
+        seen.append((scheduler.view()["name"], scheduler.view()["step"]))
+        scheduler.advance("collect", steps=10)
+    assert seen == [("a", 0), ("a", 10), ("b", 20), ("b", 30)]
 
 
 def test_a_skipped_update_counts_nothing_and_an_idle_phase_is_an_error():

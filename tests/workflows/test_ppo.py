@@ -5,12 +5,30 @@ import numpy as np
 import pytest
 import torch
 
-from rl_lab.core.batch import ACTION, LOG_PROB, OBS, RESET, REWARD, STATE, TERMINATED
+from rl_lab.core.batch import (
+    ACTION,
+    LOG_PROB,
+    NEXT_OBS,
+    OBS,
+    RESET,
+    REWARD,
+    STATE,
+    TERMINATED,
+    TRUNCATED,
+)
 from rl_lab.core.errors import ConfigError, NonFiniteError
 from rl_lab.core.schedule import Schedule
 from rl_lab.core.sequences import as_sequences, concatenate, take
 from rl_lab.core.state import fingerprint
-from rl_lab.workflows.ppo import PPOConfig, clipped_surrogate, normalize, ppo_loss, value_loss
+from rl_lab.workflows.ppo import (
+    ADVANTAGE,
+    RETURN,
+    PPOConfig,
+    clipped_surrogate,
+    normalize,
+    ppo_loss,
+    value_loss,
+)
 from tiny_runs import tiny_config
 
 PHASE = {"name": "train", "type": "online", "step": 0, "progress": 0.0}
@@ -91,6 +109,45 @@ def test_the_first_ratio_is_one(tiny, memory, env, forward):
         assert metrics["policy_drift"].item() < 1e-4
 
 
+def test_credit_by_hand(tiny):
+    """Advantages and targets, from the model's own values of where each step really ended."""
+    overrides = ["environment.max_episode_steps=5", "algorithm.normalize_advantages=off"]
+    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    workflow, batch = orchestrator.workflow, rollout(orchestrator)
+    assert batch[TRUNCATED].any()
+    rows, _ = workflow._credit(batch, workflow.config)
+    with torch.no_grad():
+        _, value = workflow.model(batch[OBS], batch[STATE], batch[RESET])
+        _, following = workflow.model(batch[NEXT_OBS], batch[STATE], batch[RESET])
+    advantage, running = torch.zeros_like(value), torch.zeros(4)
+    for t in reversed(range(16)):
+        future = torch.where(batch[TERMINATED][t], 0.0, following[t])
+        ended = batch[TERMINATED][t] | batch[TRUNCATED][t]
+        delta = batch[REWARD][t] + 0.99 * future - value[t]
+        running = delta + torch.where(ended, 0.0, 0.99 * 0.95 * running)
+        advantage[t] = running
+    for name, expected in ((ADVANTAGE, advantage), (RETURN, advantage + value)):
+        torch.testing.assert_close(rows[name], as_sequences(expected, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_the_objective_is_the_sum_of_its_parts(tiny):
+    orchestrator = tiny()
+    workflow = orchestrator.workflow
+    rows, _ = workflow._credit(rollout(orchestrator), workflow.config)
+    hyper = {
+        "clip_range": torch.tensor(0.2),
+        "value_coefficient": torch.tensor(0.5),
+        "entropy_coefficient": torch.tensor(0.1),
+    }
+    with torch.no_grad():
+        loss, parts = ppo_loss(workflow.model, rows, hyper, normalize_batch=True)
+        policy, _ = workflow.model(rows[OBS], rows[STATE], rows[RESET])
+    expected = parts["policy_loss"] + 0.5 * parts["value_loss"] - 0.1 * parts["entropy"]
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(parts["entropy"], policy.entropy().mean())
+    assert parts["entropy"] > 0.5  # nearly uniform over two actions: log 2 = .69
+
+
 def test_loss_does_not_depend_on_the_order_of_rows(tiny):
     orchestrator = tiny()
     workflow = orchestrator.workflow
@@ -137,13 +194,18 @@ def test_reward_normalisation_is_for_the_learner_only(tiny):
     assert orchestrator.workflow.reward_scale.moments.count == 16 * 4
 
 
+# One bad row late in the rollout spoils only those before it: some minibatches are still good,
+# and the weights they moved must come back.
+@pytest.mark.parametrize("row", [0, 5])
 @pytest.mark.parametrize("field", [REWARD, OBS])
-def test_a_bad_batch_leaves_everything_as_it_was(tiny, field):
-    orchestrator = tiny("CartPole-v1:ppo_none", "environment.normalize_obs=true")
+@pytest.mark.parametrize("scaled", ["false", "true"])
+def test_a_bad_batch_leaves_everything_as_it_was(tiny, field, row, scaled):
+    overrides = ["environment.normalize_obs=true", f"environment.normalize_reward={scaled}"]
+    orchestrator = tiny("CartPole-v1:ppo_none", "algorithm.minibatches=16", *overrides)
     workflow = orchestrator.workflow
     workflow.update(rollout(orchestrator), phase=PHASE)
     batch = rollout(orchestrator)
-    batch[field][5, 2] = float("nan")
+    batch[field][row, 2] = float("nan")
     before = fingerprint(workflow.get_state()), fingerprint(orchestrator.streams.state_dict())
     with pytest.raises(NonFiniteError):
         workflow.update(batch, phase=PHASE)

@@ -45,7 +45,7 @@ class EnvironmentConfig:
         [], "wrappers, innermost first: [{id: MaskObservation, indices: [1, 3]}]"
     )
     normalize_obs: Literal[False, True, "running", "static"] = option(
-        False, "normalise observations: running (= true) statistics, or static ones from a warm-up"
+        False, "normalise observations: by running statistics (= true), or static: by their bounds"
     )
     normalize_reward: bool = option(False, "divide rewards by the deviation of the running return")
     max_episode_steps: int | None = option(None, "truncate episodes here instead of at the default")

@@ -17,11 +17,12 @@ from rl_lab.core.protocols import Buffer, VectorEnv, WorkflowContext
 from rl_lab.core.seeding import Streams, integer
 from rl_lab.envs.make import make_vector, resolve_vectorization
 from rl_lab.orchestration import catalog
-from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phases import PhaseDefinition, PhaseScheduler, parse_phases
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import MetricLog
+from rl_lab.records.provenance import numerics_fingerprint
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sinks
 from rl_lab.workflows.base import Workflow
@@ -89,6 +90,7 @@ def build_run(
         scheduler=PhaseScheduler(phases, config.training.total_timesteps),
         streams=context.rng,
         evaluate=make_evaluator(config, workflow, context.rng),
+        identity={"config_hash": config_hash(config), "numerics": numerics_fingerprint()},
         store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
         metrics=MetricLog(directory.metrics_file),
         timing=MetricLog(directory.timing_file),

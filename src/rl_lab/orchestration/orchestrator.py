@@ -27,7 +27,6 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import commit_tree
 from rl_lab.records.faults import fault
 from rl_lab.records.metrics import MetricLog
-from rl_lab.records.provenance import numerics_fingerprint
 from rl_lab.records.sinks import Sinks
 from rl_lab.workflows.base import Workflow
 
@@ -50,6 +49,7 @@ class Orchestrator:
     streams: Streams
     evaluate: Callable[[str, int], Evaluation]  # (purpose, episodes), on that purpose's own seeds
     store: CheckpointStore
+    identity: dict[str, Any]  # what a resume must find again: configuration and numerics
     metrics: MetricLog
     timing: MetricLog
     sinks: Sinks
@@ -179,8 +179,8 @@ class Orchestrator:
         score = self.progress.best_score if self.progress.best_is_new else None
         self.progress.best_is_new = False
         try:
-            manifest = {"numerics": numerics_fingerprint()}
-            self.store.save(self.counters.env_steps, self.state(), score=score, manifest=manifest)
+            step = self.counters.env_steps
+            self.store.save(step, self.state(), score=score, manifest=self.identity)
         except OSError as error:
             self.sinks.say(f"WARNING: checkpoint at {self.counters.env_steps} failed: {error}")
         else:

@@ -12,7 +12,7 @@ from rl_lab.orchestration.build import make_context, make_evaluator, make_workfl
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.session import load_config
 from rl_lab.records.checkpoint import CheckpointStore
-from rl_lab.records.run_directory import RunDirectory, Which, find_run
+from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.workflows.base import Workflow
 
 
@@ -59,7 +59,7 @@ def load(
     store = CheckpointStore(directory.checkpoints, on_skip=tell)
     if not store.steps():
         raise UserError(f"run {directory.id} has no checkpoint yet")
-    state, manifest, _ = store.load(_default(store, which))
+    state, manifest, _ = store.load(which or store.preferred())
     context = make_context(config)
     workflow = make_workflow(config, context)
     workflow.set_state(state["workflow"])
@@ -68,10 +68,3 @@ def load(
             part.load_state_dict(state["parts"][f"component.{role}"])
     evaluate = make_evaluator(config, workflow, context.rng)
     return LoadedPolicy(directory, int(manifest["step"]), config, context, workflow, evaluate)
-
-
-def _default(store: CheckpointStore, which: Which) -> str | int:
-    """`best` when nothing was said, as far as anything was ever scored."""
-    if which is None:
-        return "best" if store.best() is not None else "last"
-    return which

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rl_lab.core.errors import UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration.build import build_run, resolve
 from rl_lab.orchestration.compose import compose
@@ -18,8 +19,8 @@ from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.index import Index, row_of
-from rl_lab.records.provenance import numerics_fingerprint, provenance
-from rl_lab.records.run_directory import RunDirectory, find_run
+from rl_lab.records.provenance import provenance
+from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.sinks import Sink, Sinks, TensorBoardSink
 
 EXACT = ("E0", "E1", "E2")
@@ -58,7 +59,7 @@ def train(
         return directory
 
     orchestrator, directory = build_run(config, create, sinks, weights=warm)
-    with directory.lock():
+    with directory.lock(), closing(orchestrator):
         return _drive(orchestrator, directory, root, view)
 
 
@@ -68,21 +69,42 @@ def resume(reference: str, *, root: Path, view: View = no_view) -> Outcome:
     with directory.lock():
         directory.clean()
         config = load_config(directory)
-        sinks = Sinks([], directory.log_file)
-        orchestrator, _ = build_run(config, lambda: directory, sinks)
-        store = orchestrator.store
-        store.clean()
-        if which is None and not store.steps():
-            sinks.say("no checkpoint yet: starting again from the first step")
-            orchestrator.metrics.truncate(0)
-        else:
-            state, manifest, _ = store.load(which or "last")
-            if manifest["numerics"] != numerics_fingerprint():
-                sinks.say("WARNING: other versions or hardware than before: not bit for bit")
-            orchestrator.load(state)
-            store.rewind(orchestrator.counters.env_steps)
-        orchestrator.progress.resumes += 1
-        return _drive(orchestrator, directory, root, view)
+        orchestrator, _ = build_run(config, lambda: directory, Sinks([], directory.log_file))
+        with closing(orchestrator):
+            _return_to(orchestrator, which)
+            return _drive(orchestrator, directory, root, view)
+
+
+def _return_to(orchestrator: Orchestrator, which: Which) -> None:
+    """Load a checkpoint, the newest good one if none is named; forget what came after it."""
+    store = orchestrator.store
+    store.clean()
+    if which is None and not store.steps():
+        orchestrator.sinks.say("no checkpoint yet: starting again from the first step")
+        orchestrator.metrics.truncate(0)
+    else:
+        state, manifest, _ = store.load(which or "last")
+        check_identity(orchestrator, manifest)
+        orchestrator.load(state)
+        store.rewind(orchestrator.counters.env_steps)
+    orchestrator.progress.resumes += 1
+
+
+def check_identity(orchestrator: Orchestrator, manifest: Mapping[str, Any]) -> None:
+    """The same configuration, or no resume; other numerics only end the promise of equal bits."""
+    own = orchestrator.identity
+    if manifest["config_hash"] != own["config_hash"]:
+        raise UserError(
+            f"config.yaml was changed after the checkpoint at step {manifest['step']}: undo the "
+            "change, or start a new run with training.warm_start"
+        )
+    changed = [
+        key for key, value in own["numerics"].items() if manifest["numerics"].get(key) != value
+    ]
+    if changed:
+        orchestrator.sinks.say(
+            f"WARNING: not bit for bit from here: {', '.join(changed)} changed since the checkpoint"
+        )
 
 
 def load_config(directory: RunDirectory) -> RunConfig:
@@ -96,7 +118,8 @@ def find_weights(reference: str | None, root: Path) -> Tree | None:
     if reference is None:
         return None
     directory, which = find_run(reference, root)
-    return CheckpointStore(directory.checkpoints).load(which or "best")[0]["workflow"]
+    store = CheckpointStore(directory.checkpoints)
+    return store.load(which or store.preferred())[0]["workflow"]
 
 
 def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View) -> Outcome:
@@ -125,14 +148,11 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
         Index(root).upsert(row_of(directory, root))
         return summary
 
-    with ExitStack() as stack:
-        stack.callback(orchestrator.close)
-        stack.enter_context(stop_on_signals(orchestrator.stop))
+    with stop_on_signals(orchestrator.stop):
         record("running", error=None)
         orchestrator.on_save = lambda: record("running")
         try:
-            complete = orchestrator.run()
-            if complete:
+            if orchestrator.run():
                 return Outcome(directory, record("finished", test=final_test(orchestrator)), 0)
         except BaseException as error:
             record("failed", error=f"{type(error).__name__}: {error}")

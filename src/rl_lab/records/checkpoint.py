@@ -153,6 +153,10 @@ class CheckpointStore:
         ranked = _ranked(self._entries())
         return ranked[0].step if ranked else None
 
+    def preferred(self) -> str:
+        """Which checkpoint is meant when nothing is said: the best one if any was ever scored."""
+        return "best" if self.best() is not None else "last"
+
     def rewind(self, step: int) -> None:
         """Forget every checkpoint after `step`: the run goes on from there, with a new future."""
         for path in reversed(self._paths()):
