@@ -203,7 +203,7 @@ def _upsert(db: sqlite3.Connection, row: Mapping[str, Any]) -> None:
 
 def _select(db: sqlite3.Connection, filters: Mapping[str, Any]) -> list[Row]:
     where = " AND ".join(f"{name} IS ?" for name in filters) or "1"
-    query = f"SELECT {', '.join(COLUMNS)} FROM runs WHERE {where} ORDER BY created, id"
+    query = f"SELECT {', '.join(COLUMNS)} FROM runs WHERE {where} ORDER BY created, rowid"
     return [dict(row) for row in db.execute(query, list(filters.values()))]
 
 
