@@ -102,8 +102,12 @@ def test_a_deterministic_action_is_a_function_of_what_is_seen(built, name, env):
 
 
 # One cycle is collect, evaluate, every update. The first evaluation is the best so far, so there
-# is a checkpoint in mid-cycle; the others lie off the grid of evaluations.
-RESUMED = ["checkpoint.every_steps=192", "training.total_timesteps=768"]
+# is a checkpoint in mid-cycle; the others lie between two evaluations and between two rows.
+RESUMED = [
+    "checkpoint.every_steps=192",
+    "logging.every_steps=128",
+    "training.total_timesteps=768",
+]
 
 
 @cache

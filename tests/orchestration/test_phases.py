@@ -68,7 +68,7 @@ def test_resume_between_any_two_hooks(cut):
     second = PhaseScheduler(parse_phases(THREE, 1000), 1000)
     second.set_state(json.loads(json.dumps(first.get_state())))
     assert begun + play(second) == whole
-    assert second.get_state() == straight.get_state()
+    assert vars(second) == vars(straight)
 
 
 def test_the_view_tells_progress_and_extra_keys():

@@ -1,0 +1,108 @@
+"""The documentation is true where a machine can tell: options, commands, YAML, links."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from rl_lab import api
+from rl_lab.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "examples/README.md",
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def fences(page: Path, *languages: str) -> list[str]:
+    return [text for name, text in FENCE.findall(page.read_text()) if name in languages]
+
+
+def commands(page: Path) -> list[str]:
+    lines = [line for text in fences(page, "", "bash") for line in text.splitlines()]
+    return [
+        match[1] for line in lines if (match := re.match(r"(?:\$ )?(?:\w+=\S+ )*rl-lab (.*)", line))
+    ]
+
+
+def parse(command: str) -> None:
+    """Walk to the subcommand and let it read its options; nothing is run."""
+    found, words = typer.main.get_command(app), shlex.split(command, comments=True)
+    while hasattr(found, "commands"):
+        found = found.commands[words.pop(0)]
+    found.make_context("rl-lab", words)
+
+
+def generate(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_options_page_is_up_to_date(tmp_path):
+    done = generate("--check")
+    assert done.returncode == 0, done.stderr
+    stale = tmp_path / "options.md"
+    stale.write_text((ROOT / "docs" / "options.md").read_text() + "more\n")
+    done = generate("--check", "--page", str(stale))
+    assert done.returncode == 1 and "make docs" in done.stderr
+
+
+SHOWN = [(page, each) for page in PAGES for each in commands(page)]
+
+
+@pytest.mark.parametrize(("page", "command"), SHOWN, ids=[f"{p.name}: {c}" for p, c in SHOWN])
+def test_commands_that_are_shown_exist(page, command):
+    parse(command)
+
+
+def test_there_are_commands_and_wrong_ones_are_found():
+    assert len(SHOWN) > 20
+    for wrong in ("trian CartPole-v1:ppo", "train --sed 1", "check environment CartPole-v1"):
+        with pytest.raises((KeyError, typer.TyperException)):
+            parse(wrong)
+
+
+YAML = [(page, text) for page in PAGES for text in fences(page, "yaml")]
+
+
+@pytest.mark.parametrize(("page", "text"), YAML, ids=[page.name for page, _ in YAML])
+def test_yaml_that_is_shown_is_valid(tmp_path, page, text):
+    file = tmp_path / "shown.yaml"
+    file.write_text(text)
+    api.configure(config_file=file)
+
+
+def test_the_algorithm_in_the_readme_is_the_example():
+    example = (ROOT / "examples" / "my_algorithm.py").read_text()
+    shown = next(
+        text for text in fences(ROOT / "README.md", "python") if "class MyAlgorithm" in text
+    )
+    assert shown in example
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    text = FENCE.sub("", page.read_text())
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{page.name}: {target}"
+        if anchor:
+            assert anchor in anchors(file), f"{page.name}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_make_targets_that_are_shown_exist():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    shown = {name for page in PAGES for name in re.findall(r"`make ([a-z]+)", page.read_text())}
+    assert shown and shown <= targets, shown - targets
