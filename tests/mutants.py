@@ -153,7 +153,7 @@ def test_here(source: Path, tests: Iterable[str], place: Path) -> int:
     import rl_lab
 
     assert Path(rl_lab.__file__) == source / "rl_lab" / "__init__.py", rl_lab.__file__
-    quiet = ["-x", "-q", "-rfE", "--tb=no", "--no-header", "--hypothesis-seed=0"]
+    quiet = ["-x", "-q", "-rfE", "--durations=6", "--tb=no", "--no-header", "--hypothesis-seed=0"]
     quiet += ["--assert=plain"]  # no time is spent on how two long texts differ
     nothing_here = ["-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={place / 'runs'}"]
     return int(pytest.main([*quiet, *nothing_here, *(f"tests/{test}" for test in tests)]))

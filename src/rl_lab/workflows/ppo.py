@@ -82,7 +82,8 @@ class PPOConfig:
         for name in ("gamma", "gae_lambda"):
             low, high = extremes(getattr(self, name))
             if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1], got {low:g} … {high:g}")
+                bad = low if low < 0 else high
+                raise ValueError(f"{name} must be in [0, 1], got {bad:g}")
         for name in ("learning_rate", "clip_range", "max_grad_norm", "value_clip", "target_kl"):
             value = getattr(self, name)
             if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
