@@ -130,3 +130,9 @@ def test_gradient_norms_per_part():
     assert set(norms) == {"grad_norm/0", "grad_norm/2"}
     total = sum(norm.square() for norm in norms.values()).sqrt()
     torch.testing.assert_close(total, metrics["grad_norm"])
+
+
+@pytest.mark.parametrize("settings", [{"beta1": 1.0}, {"beta2": -0.1}, {"eps": 0.0}])
+def test_impossible_settings_are_refused(settings):
+    with pytest.raises(ValueError, match="must be"):
+        OptimizerConfig(**settings)

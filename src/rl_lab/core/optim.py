@@ -33,6 +33,14 @@ class OptimizerConfig:
     eps: float = option(1e-5, "added to the root of the second moment")
     weight_decay: float = option(0.0, "pull of the weights towards zero")
 
+    def __post_init__(self) -> None:
+        """Moments decay, and nothing divides by zero."""
+        for name in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name):g}")
+        if self.eps <= 0 or self.weight_decay < 0:
+            raise ValueError("eps must be positive, and weight_decay 0 or more")
+
 
 class AdamState(NamedTuple):
     """Everything that one update reads and writes. `alive` goes False at the first bad number."""
