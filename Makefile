@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CODE := src tests examples docs benchmarks scripts
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
@@ -28,15 +29,12 @@ install: $(VENV)/.core ## create .venv and install the pinned core
 train: $(VENV)/.core ## train CartPole-v1:ppo and show the result
 	$(BIN)/rl-lab train CartPole-v1:ppo
 
-test: $(VENV)/.test ## the whole fast suite, with style and types
-	$(BIN)/ruff format --check src tests examples
-	$(BIN)/ruff check src tests examples
-	$(BIN)/mypy
+test: check ## the whole fast suite, with style and types
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"
 
 check: $(VENV)/.test ## style and types only
-	$(BIN)/ruff format --check src tests examples
-	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 
 learn: $(VENV)/.test ## learning bars and the full fault matrix (an hour or more)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rl_lab.cli.main import main
+from rl_lab.cli.train import _program
 from tiny_runs import SMALL, SMALL_PPO
 
 TINY = [*SMALL, *SMALL_PPO]
@@ -57,6 +58,15 @@ def test_train_prints_the_result_the_run_and_three_commands_that_work(tmp_path, 
     assert commands[2][commands[2].index("--seed") + 1] == "1"
     for words in commands:
         assert main(words[1:]) == 0
+
+
+def test_commands_are_printed_as_they_can_be_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "venv" / "bin" / "rl-lab"), "train"])
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert _program() == "venv/bin/rl-lab"
+    monkeypatch.setattr("shutil.which", lambda name: "/somewhere/rl-lab")
+    assert _program() == "rl-lab"
 
 
 def test_quiet_prints_the_result_and_nothing_else(tmp_path, capsys):

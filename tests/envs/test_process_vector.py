@@ -1,5 +1,6 @@
 """Environments in worker processes tell, save and continue exactly what one process would."""
 
+import signal
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from rl_lab.core.state import fingerprint
 from rl_lab.envs.counter import CounterEnv
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.process import ProcessVector
-from tiny_runs import tiny_run
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.session import resume
+from tiny_runs import run_hash, tiny_run
 
 FIELDS = ("obs", "reward", "terminated", "truncated", "next_obs")
 CASES = {
@@ -117,6 +120,25 @@ def test_a_run_is_the_same_run_in_processes(tmp_path: Path) -> None:
         return outcome.run.metrics_file.read_bytes()
 
     assert rows("process") == rows("sync")
+
+
+def test_an_interrupted_run_in_processes_goes_on_exactly(tmp_path: Path, monkeypatch: Any) -> None:
+    words = ("Pendulum-v1:ppo_gru", "environment.vectorization=process")
+    words += ("training.total_timesteps=512", "evaluation.test_episodes=0")
+    straight = tiny_run(tmp_path / "straight", *words)
+    original, count = Orchestrator.execute, [0]
+
+    def execute(self: Orchestrator, action: Any) -> None:
+        original(self, action)
+        count[0] += 1
+        if count[0] == 5:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Orchestrator, "execute", execute)
+    assert tiny_run(tmp_path / "again", *words).exit_code == 143
+    resumed = resume("@last", root=tmp_path / "again")
+    assert resumed.exit_code == 0 and resumed.summary["resume_exact"]
+    assert run_hash(resumed.run) == run_hash(straight.run)
 
 
 def test_opening_and_closing_leaves_nothing_behind() -> None:

@@ -1,6 +1,8 @@
 """`rl-lab train`: a new run per seed, or an old one continued; then the result and what is next."""
 
+import os
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -200,7 +202,15 @@ def _command(request: Request, *words: str) -> str:
     from rl_lab.api import runs_root
 
     here = [] if request.runs_dir == runs_root() else ["--runs-dir", str(request.runs_dir)]
-    return shlex.join(["rl-lab", *words, *here])
+    return shlex.join([_program(), *words, *here])
+
+
+def _program() -> str:
+    """How this command can be typed again: by its path while `rl-lab` is not on the PATH."""
+    called = Path(sys.argv[0])
+    if called.name != "rl-lab" or shutil.which("rl-lab"):
+        return "rl-lab"
+    return os.path.relpath(called)
 
 
 def _is_override(word: str) -> bool:

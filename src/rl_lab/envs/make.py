@@ -1,9 +1,10 @@
 """From `environment:` in a configuration to a vector of environments."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -11,9 +12,11 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.envs.registration import parse_env_id
 
+from rl_lab.core import registry
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.envs.process import ProcessVector
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
 from rl_lab.envs.wrappers import check_wrappers, wrap
 
@@ -38,8 +41,19 @@ class EnvironmentConfig:
 
     id: str = option("", "a registered Gymnasium id, or module:Id to import a module first")
     num_envs: int = option(8, "how many environments are stepped together in training")
-    vectorization: Literal["auto", "sync", "native"] = option(
-        "auto", "sync: a loop in this process; native: the environment's own vector; auto chooses"
+    vectorization: Literal["auto", "sync", "native", "process"] = option(
+        "auto",
+        "sync: a loop in this process; native: the environment's own vector; "
+        "process: supervised worker processes; auto chooses sync or native",
+    )
+    workers: int | None = option(
+        None, "process: number of worker processes; one per CPU core if not given"
+    )
+    step_timeout: float = option(
+        60.0, "process: seconds after which a worker that does not answer is replaced"
+    )
+    restarts: int = option(
+        10, "process: how many lost workers within 1000 vector steps are replaced before failing"
     )
     wrappers: list[dict[str, Any]] = option(
         [], "wrappers, innermost first: [{id: MaskObservation, indices: [1, 3]}]"
@@ -56,21 +70,45 @@ class EnvironmentConfig:
             raise ValueError("environment.id is missing: name an environment, as in CartPole-v1")
         if self.num_envs < 1:
             raise ValueError(f"environment.num_envs must be at least 1, got {self.num_envs}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"environment.workers must be at least 1, got {self.workers}")
+        if not self.step_timeout > 0:
+            raise ValueError(f"environment.step_timeout must be positive, got {self.step_timeout}")
+        if self.restarts < 0:
+            raise ValueError(f"environment.restarts must not be negative, got {self.restarts}")
         if self.max_episode_steps is not None and self.max_episode_steps < 1:
             raise ValueError(
                 f"environment.max_episode_steps must be at least 1, got {self.max_episode_steps}"
             )
 
 
-def make_vector(config: EnvironmentConfig, seeds: Sequence[int]) -> VectorEnv:
-    """A vector of `len(seeds)` environments, or a `UserError` that says what to change."""
+def make_vector(
+    config: EnvironmentConfig, seeds: Sequence[int], *, training: bool = True
+) -> VectorEnv:
+    """A vector of `len(seeds)` environments, or a `UserError` that says what to change.
+
+    Without `training`, the wrappers that are for training only are left out.
+    """
     registered = find(config.id)
     check_wrappers(config.wrappers)
-    if resolve_vectorization(config) == "sync":
-        envs = [wrap(_make(config, registered), config.wrappers) for _ in seeds]
-        return SyncVector(envs, seeds, config.id)
+    choice = resolve_vectorization(config)
+    if choice != "native":
+        wrappers = {block["id"]: registry.get("wrapper", block["id"]) for block in config.wrappers}
+        make = partial(_make_wrapped, config, registered, wrappers, training)
+        if choice == "sync":
+            return SyncVector([make() for _ in seeds], seeds, config.id)
+        return ProcessVector(
+            make,
+            seeds,
+            config.id,
+            workers=config.workers,
+            step_timeout=config.step_timeout,
+            restarts=config.restarts,
+        )
     if config.wrappers:
-        raise UserError("environment.wrappers need environment.vectorization=sync (or auto)")
+        raise UserError(
+            "environment.wrappers need environment.vectorization=sync or process (or auto)"
+        )
     if registered.vector_entry_point is None:
         raise UserError(
             f"'{config.id}' has no native vector: use environment.vectorization=sync (or auto)"
@@ -82,7 +120,7 @@ def make_vector(config: EnvironmentConfig, seeds: Sequence[int]) -> VectorEnv:
 
 
 def resolve_vectorization(config: EnvironmentConfig) -> str:
-    """`sync` or `native`: what `auto` means for this configuration."""
+    """What is asked for; `auto` means `sync` or `native`."""
     if config.vectorization != "auto":
         return config.vectorization
     plain = not config.wrappers and not config.kwargs
@@ -128,6 +166,14 @@ def _advice(name: str) -> str:
     if close:
         return f" (did you mean {' or '.join(repr(each) for each in close)}?)"
     return ": `rl-lab envs` lists what is installed; write module:Id for one of your own"
+
+
+def _make_wrapped(
+    config: EnvironmentConfig, registered: Registered, wrappers: Mapping[str, Any], training: bool
+) -> gym.Env[Any, Any]:
+    """One environment, in this process or in a worker, which does not know the user's wrappers."""
+    registry.declare("wrapper", wrappers)
+    return wrap(_make(config, registered), config.wrappers, training=training)
 
 
 def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any]:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +79,10 @@ def build_run(
         for name in sorted({phase.policy for phase in phases if phase.policy})
     }
     directory = open_directory()
+    metrics, timing = MetricLog(directory.metrics_file), MetricLog(directory.timing_file)
+    resources = ExitStack()
+    for each in (metrics, timing, sinks, context.train_environment):
+        resources.callback(each.close)
     return Orchestrator(
         config=config,
         folder=directory.path,
@@ -89,11 +94,12 @@ def build_run(
         buffers=context.buffers,
         scheduler=PhaseScheduler(phases, config.training.total_timesteps),
         streams=context.rng,
-        evaluate=make_evaluator(config, workflow, context.rng),
+        evaluate=make_evaluator(config, workflow, context.rng, resources),
+        resources=resources,
         identity={"config_hash": config_hash(config), "numerics": numerics_fingerprint()},
         store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
-        metrics=MetricLog(directory.metrics_file),
-        timing=MetricLog(directory.timing_file),
+        metrics=metrics,
+        timing=timing,
         sinks=sinks,
     ), directory
 
@@ -102,12 +108,15 @@ def fix_numerics(config: RunConfig) -> None:
     """Make torch repeat itself bit for bit: fixed threads, deterministic kernels."""
     assert isinstance(config.compute.threads, int), "resolve the config first"
     torch.set_num_threads(config.compute.threads)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    # Filling memory before it is written costs time and changes nothing here.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    if config.experiment.device.startswith("cuda"):
+    on_gpu = config.experiment.device.startswith("cuda")
+    if on_gpu:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before CUDA's first use
         torch.backends.cudnn.benchmark = False
+    if on_gpu or config.compute.threads > 1:
+        # One CPU thread has nothing to race with, and this call takes two seconds of imports.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Filling memory before it is written costs time and changes nothing here.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def make_context(config: RunConfig) -> WorkflowContext:
@@ -232,21 +241,21 @@ def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_evaluator(
-    config: RunConfig, workflow: Workflow, streams: Streams
+    config: RunConfig, workflow: Workflow, streams: Streams, resources: ExitStack
 ) -> Callable[[str, int], Evaluation]:
     """Evaluation on its own environments (made when first needed), seeds and random streams."""
-    made: dict[str, VectorEnv] = {}
+    made: dict[int, VectorEnv] = {}
 
     def run(purpose: str, episodes: int) -> Evaluation:
         count = min(config.evaluation.num_envs, episodes)
         own_seeds = seeds(config.experiment.seed, purpose, count)
-        key = f"{count}"
-        if key not in made:
-            made[key] = make_vector(config.environment, own_seeds)
+        if count not in made:
+            made[count] = make_vector(config.environment, own_seeds, training=False)
+            resources.callback(made[count].close)
         with streams.borrowed(f"{purpose}/"):
             return evaluate(
                 workflow.act,
-                made[key],
+                made[count],
                 seeds=own_seeds,
                 episodes=episodes,
                 deterministic=config.evaluation.deterministic,

@@ -23,7 +23,24 @@ BUILT_INS = {
     },
     "encoder": {"mlp": "rl_lab.networks.mlp:MLPEncoder"},
     "buffer": {"rollout": "rl_lab.buffers.rollout:RolloutBuffer"},
-    "wrapper": {"MaskObservation": "rl_lab.envs.wrappers:MaskObservation"},
+    "wrapper": {
+        "ActionRemap": "rl_lab.envs.wrappers.action:ActionRemap",
+        "ActionRepeat": "rl_lab.envs.wrappers.time:ActionRepeat",
+        "CountBonus": "rl_lab.envs.wrappers.reward:CountBonus",
+        "DiscreteEncoder": "rl_lab.envs.wrappers.discrete:DiscreteEncoder",
+        "DiscretizeObservation": "rl_lab.envs.wrappers.discrete:DiscretizeObservation",
+        "FrameSkip": "rl_lab.envs.wrappers.time:FrameSkip",
+        "FrameStack": "rl_lab.envs.wrappers.time:FrameStack",
+        "Grayscale": "rl_lab.envs.wrappers.image:Grayscale",
+        "MaskObservation": "rl_lab.envs.wrappers.observation:MaskObservation",
+        "OneHotObservation": "rl_lab.envs.wrappers.discrete:OneHotObservation",
+        "RescaleAction": "rl_lab.envs.wrappers.action:RescaleAction",
+        "Resize": "rl_lab.envs.wrappers.image:Resize",
+        "RewardShape": "rl_lab.envs.wrappers.reward:RewardShape",
+        "ScaleObservation": "rl_lab.envs.wrappers.observation:ScaleObservation",
+        "StickyActions": "rl_lab.envs.wrappers.action:StickyActions",
+        "TimeAware": "rl_lab.envs.wrappers.time:TimeAware",
+    },
 }
 for kind, targets in BUILT_INS.items():
     registry.declare(kind, targets)

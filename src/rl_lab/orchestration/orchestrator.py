@@ -6,6 +6,7 @@ Nothing here names an algorithm, a loss or a network. Everything that a resumed 
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class Orchestrator:
     scheduler: PhaseScheduler
     streams: Streams
     evaluate: Callable[[str, int], Evaluation]  # (purpose, episodes), on that purpose's own seeds
+    resources: ExitStack  # files, displays, environments
     store: CheckpointStore
     identity: dict[str, Any]  # what a resume must find again: configuration and numerics
     metrics: MetricLog
@@ -217,9 +219,8 @@ class Orchestrator:
                 part.load_state_dict(state["parts"][f"component.{name}"])
 
     def close(self) -> None:
-        """Let go of files, displays and environments."""
-        for each in (self.metrics, self.timing, self.sinks, self.environment):
-            each.close()
+        """Let go of everything that is open."""
+        self.resources.close()
 
     def dump(self, action: str, batch: Batch | None, error: NonFiniteError) -> None:
         """What is needed to look at a numerical failure again: state and batch, as they were."""
@@ -236,11 +237,8 @@ class Orchestrator:
         yield "streams", self.streams
         yield "counters", self.counters
         yield "progress", self.progress
-        for kind, parts in (
-            ("clock", self.clocks),
-            ("buffer", self.buffers),
-            ("component", self.components),
-        ):
+        groups = {"clock": self.clocks, "buffer": self.buffers, "component": self.components}
+        for kind, parts in groups.items():
             for name, part in parts.items():
                 if isinstance(part, Stateful):
                     yield f"{kind}.{name}", part

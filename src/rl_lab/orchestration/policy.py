@@ -1,6 +1,7 @@
 """A trained policy taken out of a run, to be measured or played: nothing of the run is touched."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,5 +67,5 @@ def load(
     for role, part in context.components.items():
         if isinstance(part, Stateful):
             part.load_state_dict(state["parts"][f"component.{role}"])
-    evaluate = make_evaluator(config, workflow, context.rng)
+    evaluate = make_evaluator(config, workflow, context.rng, ExitStack())
     return LoadedPolicy(directory, int(manifest["step"]), config, context, workflow, evaluate)

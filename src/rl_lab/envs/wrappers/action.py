@@ -1,0 +1,105 @@
+"""Wrappers of actions: what the policy says is not quite what the environment gets.
+
+There is no ClipAction: the vector clips every continuous action to the bounds of the space.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from rl_lab.core import registry, seeding
+from rl_lab.core.batch import Array
+from rl_lab.core.errors import UserError
+from rl_lab.envs.wrappers import arguments
+
+
+@registry.register("wrapper", "StickyActions")
+class StickyActions(gym.Wrapper[Any, Any, Any, Any]):
+    """Executes the previous action once more with a `probability` (Machado et al. 2018).
+
+    The first action of an episode is never replaced. The random stream is the wrapper's own, from
+    the seed of the environment: it is saved with it, and does not disturb the environment's.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], probability: float = 0.25) -> None:
+        super().__init__(env)
+        self.probability = arguments.number(probability, "probability")
+        if not 0 <= self.probability <= 1:
+            raise UserError(f"probability must lie between 0 and 1, got {probability!r}")
+        self.random = np.random.default_rng()
+        self.last_action: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """A new episode; a seed starts the stream anew."""
+        if seed is not None:
+            self.random = np.random.default_rng(seeding.sequence(seed, "StickyActions"))
+        self.last_action = None
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """One step, with this action or with the last one that was executed."""
+        if self.last_action is not None and self.random.random() < self.probability:
+            action = self.last_action
+        self.last_action = copy.copy(action)
+        return self.env.step(action)
+
+
+@registry.register("wrapper", "RescaleAction")
+class RescaleAction(gym.wrappers.RescaleAction[Any, Any, Any]):
+    """Lets the policy act in [-1, 1]; the environment gets its own range."""
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        space = env.action_space
+        if not isinstance(space, spaces.Box):
+            raise UserError(f"needs a continuous action, got {arguments.said(space)}")
+        if not space.is_bounded():
+            raise UserError("needs a bounded action: some component has no bound")
+        super().__init__(env, np.float32(-1), np.float32(1))
+        self.bounds = space.low, space.high
+
+    def action(self, action: Array) -> Array:
+        """Linear, and clipped: rounding must not leave the range."""
+        return np.clip(super().action(action), *self.bounds)
+
+
+@registry.register("wrapper", "ActionRemap")
+class ActionRemap(gym.ActionWrapper[Any, Any, Any]):
+    """Gives the policy a list of actions to choose from: action i is `actions[i]`.
+
+    A Discrete environment keeps some of its actions; for a Box or MultiDiscrete one each entry is a
+    whole vector.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], actions: Sequence[Any]) -> None:
+        super().__init__(env)
+        self.actions = [
+            _legal(env.action_space, each) for each in arguments.listed(actions, "actions")
+        ]
+        self.action_space = spaces.Discrete(len(self.actions))
+
+    def action(self, action: int | np.integer[Any]) -> Any:
+        """The environment's own action; a copy, so that no environment can change the list."""
+        return copy.copy(self.actions[int(action)])
+
+
+def _legal(space: spaces.Space[Any], written: Any) -> Any:
+    """An action as the space wants it, or a `UserError` if it is none."""
+    if isinstance(space, spaces.Discrete):
+        found: Any = written
+        fits = isinstance(written, int) and not isinstance(written, bool)
+    else:
+        try:
+            exact = np.asarray(written, np.float64)
+        except (TypeError, ValueError):
+            raise UserError(f"{written!r} is not an action of {arguments.said(space)}") from None
+        found = exact.astype(space.dtype)
+        fits = found.dtype.kind == "f" or np.array_equal(found, exact)
+    if not fits or not space.contains(found):
+        raise UserError(f"{written!r} is not an action of {arguments.said(space)}")
+    return found
