@@ -13,6 +13,7 @@ import pytest
 from rl_lab.core.spec import Discrete
 from rl_lab.core.state import join, split
 from rl_lab.envs import snapshot
+from rl_lab.envs.counter import CounterEnv
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.vector import SyncVector
 
@@ -217,3 +218,17 @@ def test_a_state_goes_only_into_an_env_made_in_the_same_way() -> None:
     vector.reset()
     with pytest.raises(snapshot.SnapshotError, match="TimeLimit"):
         make_vector(masked, [0]).load_state_dict(vector.state_dict())
+
+
+class Homeless(type):
+    """A class of which not even the module is known, as SWIG makes them."""
+
+    @property
+    def __module__(cls) -> str:
+        raise AttributeError("__module__")
+
+
+def test_a_class_without_a_module_is_an_obstacle_and_no_crash() -> None:
+    env = CounterEnv()
+    env.world = Homeless("World", (), {"__slots__": ()})()
+    assert "env.world" in str(snapshot.obstacle(env))

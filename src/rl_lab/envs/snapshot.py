@@ -308,7 +308,7 @@ class _Reader:
 
 
 def _is_not_state(value: Any) -> bool:
-    return isinstance(value, _NOT_STATE) or type(value).__module__.partition(".")[0] == "pygame"
+    return isinstance(value, _NOT_STATE) or _module(type(value)).startswith("pygame")
 
 
 def _is_table(value: Any) -> bool:
@@ -334,4 +334,9 @@ def _base(path: str) -> str:
 
 
 def _name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{_module(kind)}:{kind.__qualname__}"
+
+
+def _module(kind: type) -> str:
+    """Where a class lives; some compiled ones (Box2D's) do not know."""
+    return str(getattr(kind, "__module__", ""))

@@ -4,6 +4,7 @@ The contract of every memory: `sequence(x, state, resets)` equals repeated `step
 before a reset influences anything after it. A state is a dict of tensors with N rows.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +57,7 @@ class NoMemory(nn.Module):
         return x, state
 
 
-class _Recurrent(nn.Module):
+class _Recurrent(nn.Module, ABC):
     """What LSTM and GRU share: weights, the loop, and the reset before a step."""
 
     Config = RecurrentConfig
@@ -92,8 +93,9 @@ class _Recurrent(nn.Module):
             outputs.append(output)
         return torch.stack(outputs), state
 
+    @abstractmethod
     def _cell(self, projected: Tensor, state: State) -> tuple[Tensor, State]:
-        raise NotImplementedError
+        """One step from the projected input."""
 
 
 class LSTM(_Recurrent):
