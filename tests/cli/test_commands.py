@@ -9,6 +9,7 @@ import yaml
 
 from rl_lab.cli.main import main
 from rl_lab.cli.train import _program
+from rl_lab.orchestration.presets import PACKAGE_CONFIGS
 from tiny_runs import SMALL, SMALL_PPO
 
 TINY = [*SMALL, *SMALL_PPO]
@@ -241,7 +242,9 @@ def test_config_reads_back_and_names_origins(call, tmp_path):
     assert yaml.safe_load(text) == tree
     lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
     assert lines["gamma"].endswith("# command line")
-    assert lines["start"].split(" # ")[1].endswith("CartPole-v1/ppo_masked.yaml:14")  # clip_range
+    preset = (PACKAGE_CONFIGS / "experiment" / "CartPole-v1" / "ppo_masked.yaml").read_text()
+    number = next(i for i, line in enumerate(preset.splitlines(), 1) if "clip_range" in line)
+    assert lines["start"].split(" # ")[1].endswith(f"CartPole-v1/ppo_masked.yaml:{number}")
     assert lines["max_grad_norm"].endswith("# default")
     file = tmp_path / "again.yaml"
     file.write_text(text)

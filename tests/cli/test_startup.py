@@ -48,4 +48,4 @@ def test_the_script_is_a_door_to_train(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(script), run_name="__main__")
     assert stopped.value.code == 0
-    assert "rollout_steps: 32" in capsys.readouterr().out
+    assert "id: CartPole-v1" in capsys.readouterr().out
