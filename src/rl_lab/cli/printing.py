@@ -59,5 +59,7 @@ def cell(value: Any) -> str:
 
 
 def spread(numbers: Mapping[str, Any]) -> str:
-    """`mean ± deviation` of returns."""
-    return f"{numbers['return_mean']:,.1f} ± {numbers['return_std']:,.1f}"
+    """`mean ± deviation` of returns; small ones with more digits."""
+    mean, deviation = numbers["return_mean"], numbers["return_std"]
+    digits = 1 if abs(mean) >= 10 else 3
+    return f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
