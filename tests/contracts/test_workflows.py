@@ -269,3 +269,39 @@ def test_plain_attributes_are_saved_without_being_asked_for(local, tiny):
     assert second.workflow.totals.tolist() == [4.5] * 3
     assert second.workflow.weights.tolist() == [6.0] * 2
     assert second.workflow.notes == {"seen": [1, 2.5, None, "text", 1, 2, 3]}
+
+
+class Noise:
+    """Can be called like a function, and drifts."""
+
+    def __call__(self):
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    "thing", [Noise(), np.random.default_rng(1), torch.Generator()], ids=lambda thing: type(thing)
+)
+def test_what_drifts_in_secret_is_refused_when_it_is_saved(local, tiny, thing):
+    """Also when it comes in after the run was built."""
+    workflow = tiny("CartPole-v1:idle").workflow
+    workflow.secret = thing
+    with pytest.raises(UserError, match=r"Idle\.secret would be lost on resume"):
+        workflow.get_state()
+
+
+def test_streams_of_the_run_and_tables_with_integer_keys_are_fine(local, tiny):
+    first, second = tiny("CartPole-v1:idle"), tiny("CartPole-v1:idle")
+    first.workflow.rng = first.streams.numpy("idle")
+    first.workflow.visits = {3: 1.5, 7: 2.0}
+    second.workflow.set_state(join(*split(first.workflow.get_state())))
+    assert second.workflow.visits == {3: 1.5, 7: 2.0}
+
+
+def test_a_parameter_stays_the_one_its_optimiser_holds(local, tiny):
+    first, second = tiny("CartPole-v1:idle"), tiny("CartPole-v1:idle")
+    for orchestrator, value in ((first, 5.0), (second, 0.0)):
+        orchestrator.workflow.alpha = torch.nn.Parameter(torch.tensor(value))
+    held = second.workflow.alpha
+    second.workflow.set_state(join(*split(first.workflow.get_state())))
+    assert second.workflow.alpha is held
+    assert held.requires_grad and held.item() == 5.0

@@ -70,3 +70,11 @@ def test_other_values_are_no_schedules(value):
 def test_written_form_round_trips():
     schedule = parse_schedule({"start": 1.0, "end": 0.5, "from": 0.1, "to": 0.9, "shape": "cosine"})
     assert parse_schedule(schedule.to_tree()) == schedule
+
+
+def test_shares_and_steps_are_compared_in_one_unit():
+    mixed = parse_schedule({"start": 1.0, "end": 0.0, "from": 500, "to": 0.9})
+    assert bind(Config(rate=mixed), 1000).rate(700) == pytest.approx(0.5)
+    late = parse_schedule({"start": 1.0, "end": 0.0, "from": 0.5, "to": 200})
+    with pytest.raises(ValueError, match="from < to"):
+        bind(Config(rate=late), 1000)

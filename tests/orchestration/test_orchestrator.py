@@ -1,4 +1,5 @@
 import json
+import logging
 import shutil
 
 import gymnasium as gym
@@ -9,7 +10,7 @@ import torch
 from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
 from rl_lab.core.state import differences, fingerprint
 from rl_lab.envs.counter import CounterEnv
-from rl_lab.orchestration import build
+from rl_lab.orchestration import build, session
 from rl_lab.orchestration.build import seeds
 from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
@@ -307,3 +308,74 @@ def test_random_workflow_runs_everywhere(tmp_path):
         outcome = tiny_run(tmp_path, f"{env}:random", "algorithm.collect_steps=16")
         assert outcome.summary["updates"] == 0
         assert outcome.summary["episodes"] > 0
+
+
+def test_a_warm_started_run_begins_again_from_the_same_weights(tmp_path, monkeypatch):
+    tiny_run(tmp_path / "old")
+    (old,) = list_runs(tmp_path / "old")
+    words = ["CartPole-v1:ppo_none", f"training.warm_start={old.path}"]
+    straight = tiny_run(tmp_path / "a", *words)
+    faults.reset()
+    monkeypatch.setenv("RL_LAB_FAULT", "hook.after:error@3")  # before the first checkpoint
+    with pytest.raises(OSError, match="No space"):
+        tiny_run(tmp_path / "b", *words)
+    monkeypatch.delenv("RL_LAB_FAULT")
+    resumed = resume("@last", root=tmp_path / "b")
+    assert run_hash(resumed.run) == run_hash(straight.run)
+
+
+def test_a_best_saved_by_a_hook_survives_the_checkpoint_of_the_same_step(tmp_path):
+    phases = "training.phases=[{name: a, hooks: [collect, evaluate, update]}]"
+    words = ["CartPole-v1:ppo_none", phases, "evaluation.every_steps=0"]
+    run = tiny_run(tmp_path, *words, "checkpoint.every_steps=64").run
+    assert CheckpointStore(run.checkpoints).best() == run.read_summary()["best_step"]
+
+
+class Counting(CounterEnv):
+    """Keeps something over resets, as a curriculum does: each episode pays more."""
+
+    def reset(self, **options):
+        self.episodes = vars(self).get("episodes", 0) + 1
+        return super().reset(**options)
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward * self.episodes, *rest
+
+
+def test_an_evaluation_does_not_depend_on_earlier_ones(tmp_path, monkeypatch):
+    gym.register("test/Counting-v0", entry_point=Counting)
+    straight = tiny_run(tmp_path / "a", "test/Counting-v0:ppo_none")
+    faults.reset()
+    monkeypatch.setenv("RL_LAB_FAULT", "hook.after:error@20")
+    with pytest.raises(OSError, match="No space"):
+        tiny_run(tmp_path / "b", "test/Counting-v0:ppo_none")
+    monkeypatch.delenv("RL_LAB_FAULT")
+    resumed = resume("@last", root=tmp_path / "b")
+    assert run_hash(resumed.run) == run_hash(straight.run)
+
+
+def test_step_zero_is_a_step_and_not_the_last(tmp_path):
+    tiny_run(tmp_path)
+    with pytest.raises(UserError, match="0"):
+        resume("@last:0", root=tmp_path)
+
+
+def test_a_summary_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):
+    faults.reset()
+    monkeypatch.setenv("RL_LAB_FAULT", "file.after_write:error@4")
+    outcome = tiny_run(tmp_path)
+    assert outcome.summary["status"] == "finished"
+    assert "failed" in outcome.run.log_file.read_text()
+
+
+def test_what_deeper_layers_log_reaches_the_run(tiny, tmp_path, monkeypatch):
+    original = session.describe
+
+    def noisy(*arguments):
+        logging.getLogger("rl_lab.envs.process").warning("a worker was lost")
+        return original(*arguments)
+
+    monkeypatch.setattr(session, "describe", noisy)
+    run = tiny_run(tmp_path).run
+    assert "a worker was lost" in run.log_file.read_text()

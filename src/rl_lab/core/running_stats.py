@@ -40,7 +40,10 @@ class RunningMoments:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Strictly the same shape."""
-        assert state["mean"].shape == self.mean.shape, (state["mean"].shape, self.mean.shape)
+        if state["mean"].shape != self.mean.shape:
+            raise ValueError(
+                f"running statistics of shape {state['mean'].shape} do not fit {self.mean.shape}"
+            )
         self.mean, self.squares = state["mean"].copy(), state["squares"].copy()
         self.count = int(state["count"])
 

@@ -38,7 +38,12 @@ class Schedule:
             raise ValueError(
                 "an exp schedule needs start and end of the same sign, neither of them 0"
             )
-        if self.begin < 0 or self.finish <= self.begin:
+        one_unit = (self.begin > 1) == (self.finish > 1) or self.begin == 0
+        if self.total is not None:
+            ordered = self._steps(self.begin) < self._steps(self.finish)
+        else:  # a share and a number of steps can only be compared once the total is known
+            ordered = self.begin < self.finish or not one_unit
+        if self.begin < 0 or not ordered:
             raise ValueError(f"needs 0 <= from < to, got from={self.begin:g}, to={self.finish:g}")
 
     def __call__(self, step: int) -> float:

@@ -9,6 +9,8 @@ from zlib import crc32
 import numpy as np
 import torch
 
+Generator = np.random.Generator | torch.Generator
+
 
 def sequence(seed: int, name: str, *key: int) -> np.random.SeedSequence:
     """The seed material of the stream `name`. Pure: no spawn counter that could be lost."""
@@ -41,6 +43,10 @@ class Streams:
             generator = torch.Generator(device=device)
             self._torch[name] = generator.manual_seed(integer(self.seed, name))
         return self._torch[name]
+
+    def owns(self, generator: Generator) -> bool:
+        """True for the streams that are saved here."""
+        return any(each is generator for each in (*self._numpy.values(), *self._torch.values()))
 
     def reseed(self, purpose: str) -> None:
         """Start every stream anew for a purpose; the run itself has the purpose ``""``."""

@@ -13,6 +13,7 @@ from rl_lab.core.distributions import (
     Distribution,
     MultiCategorical,
 )
+from rl_lab.core.errors import UserError
 from rl_lab.core.options import option, section, variant
 from rl_lab.core.spec import Discrete, EnvSpec, MultiDiscrete, Space
 from rl_lab.core.state import where_rows
@@ -69,6 +70,8 @@ class PolicyHead(nn.Module):
 
     def __init__(self, config: HeadConfig, in_dim: int, action: Space, log_std: float) -> None:
         super().__init__()
+        if not isinstance(action, Discrete) and len(action.shape) != 1:
+            raise UserError(f"actions of shape {action.shape} are not supported: flatten them")
         self.action = action
         self.hidden = mlp(in_dim, config.hidden_dims, config.activation)
         width = [in_dim, *config.hidden_dims][-1]

@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from rl_lab.collect.collector import RolloutCollector
 from rl_lab.collect.evaluate import Evaluation, evaluate
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.core.protocols import Buffer, VectorEnv, WorkflowContext
+from rl_lab.core.protocols import Buffer, WorkflowContext
 from rl_lab.core.seeding import Streams, integer
 from rl_lab.envs.make import make_vector, resolve_vectorization
 from rl_lab.orchestration import catalog
@@ -94,7 +94,7 @@ def build_run(
         buffers=context.buffers,
         scheduler=PhaseScheduler(phases, config.training.total_timesteps),
         streams=context.rng,
-        evaluate=make_evaluator(config, workflow, context.rng, resources),
+        evaluate=make_evaluator(config, workflow, context.rng),
         resources=resources,
         identity={"config_hash": config_hash(config), "numerics": numerics_fingerprint()},
         store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
@@ -166,7 +166,7 @@ def load_weights(workflow: Workflow, state: Mapping[str, Any]) -> None:
         if isinstance(part, nn.Module) and name in state:
             try:
                 part.load_state_dict(state[name])
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:
                 raise UserError(f"training.warm_start does not fit: {error}") from error
             taken += 1
     if not taken:
@@ -241,21 +241,24 @@ def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_evaluator(
-    config: RunConfig, workflow: Workflow, streams: Streams, resources: ExitStack
+    config: RunConfig, workflow: Workflow, streams: Streams
 ) -> Callable[[str, int], Evaluation]:
-    """Evaluation on its own environments (made when first needed), seeds and random streams."""
-    made: dict[int, VectorEnv] = {}
+    """Evaluation on its own environments, seeds and random streams.
+
+    The environments are made anew each time: an evaluation depends on the policy and the seeds
+    only, so a resumed run measures what the uninterrupted one measured.
+    """
 
     def run(purpose: str, episodes: int) -> Evaluation:
         count = min(config.evaluation.num_envs, episodes)
         own_seeds = seeds(config.experiment.seed, purpose, count)
-        if count not in made:
-            made[count] = make_vector(config.environment, own_seeds, training=False)
-            resources.callback(made[count].close)
-        with streams.borrowed(f"{purpose}/"):
+        with (
+            streams.borrowed(f"{purpose}/"),
+            closing(make_vector(config.environment, own_seeds, training=False)) as environment,
+        ):
             return evaluate(
                 workflow.act,
-                made[count],
+                environment,
                 seeds=own_seeds,
                 episodes=episodes,
                 deterministic=config.evaluation.deterministic,

@@ -49,7 +49,7 @@ class Orchestrator:
     scheduler: PhaseScheduler
     streams: Streams
     evaluate: Callable[[str, int], Evaluation]  # (purpose, episodes), on that purpose's own seeds
-    resources: ExitStack  # files, displays, environments
+    resources: ExitStack  # files, displays, the environment
     store: CheckpointStore
     identity: dict[str, Any]  # what a resume must find again: configuration and numerics
     metrics: MetricLog
@@ -142,7 +142,9 @@ class Orchestrator:
             self.write_row()
         elif self.clocks["log"].due(step):
             self.write_row()
-        if self.clocks["checkpoint"].due(step):
+        # A best that an evaluate hook saved at this very step is not written over.
+        best_is_here = self.progress.best_step == step and not self.progress.best_is_new
+        if self.clocks["checkpoint"].due(step) and not best_is_here:
             self.save()
 
     def measure(self) -> None:
@@ -183,10 +185,9 @@ class Orchestrator:
         try:
             step = self.counters.env_steps
             self.store.save(step, self.state(), score=score, manifest=self.identity)
+            self.on_save()
         except OSError as error:
             self.sinks.say(f"WARNING: checkpoint at {self.counters.env_steps} failed: {error}")
-        else:
-            self.on_save()
         self.seconds["checkpoint"] = time.perf_counter() - started
 
     def state(self) -> Tree:

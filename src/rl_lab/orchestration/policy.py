@@ -1,7 +1,6 @@
 """A trained policy taken out of a run, to be measured or played: nothing of the run is touched."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,12 +59,12 @@ def load(
     store = CheckpointStore(directory.checkpoints, on_skip=tell)
     if not store.steps():
         raise UserError(f"run {directory.id} has no checkpoint yet")
-    state, manifest, _ = store.load(which or store.preferred())
+    state, manifest, _ = store.load(store.preferred() if which is None else which)
     context = make_context(config)
     workflow = make_workflow(config, context)
     workflow.set_state(state["workflow"])
     for role, part in context.components.items():
         if isinstance(part, Stateful):
             part.load_state_dict(state["parts"][f"component.{role}"])
-    evaluate = make_evaluator(config, workflow, context.rng, ExitStack())
+    evaluate = make_evaluator(config, workflow, context.rng)
     return LoadedPolicy(directory, int(manifest["step"]), config, context, workflow, evaluate)

@@ -1,6 +1,7 @@
 """The life of a run around the loop: its folder, its lock, its summary, its end or its return."""
 
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -69,7 +70,11 @@ def resume(reference: str, *, root: Path, view: View = no_view) -> Outcome:
     with directory.lock():
         directory.clean()
         config = load_config(directory)
-        orchestrator, _ = build_run(config, lambda: directory, Sinks([], directory.log_file))
+        sinks = Sinks([], directory.log_file)
+        # A run that has no checkpoint yet begins again, from the weights it began with.
+        fresh = not CheckpointStore(directory.checkpoints).steps()
+        weights = find_weights(config.training.warm_start, root) if fresh else None
+        orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
         with closing(orchestrator):
             _return_to(orchestrator, which)
             return _drive(orchestrator, directory, root, view)
@@ -83,7 +88,7 @@ def _return_to(orchestrator: Orchestrator, which: Which) -> None:
         orchestrator.sinks.say("no checkpoint yet: starting again from the first step")
         orchestrator.metrics.truncate(0)
     else:
-        state, manifest, _ = store.load(which or "last")
+        state, manifest, _ = store.load("last" if which is None else which)
         check_identity(orchestrator, manifest)
         orchestrator.load(state)
         store.rewind(orchestrator.counters.env_steps)
@@ -119,7 +124,7 @@ def find_weights(reference: str | None, root: Path) -> Tree | None:
         return None
     directory, which = find_run(reference, root)
     store = CheckpointStore(directory.checkpoints)
-    return store.load(which or store.preferred())[0]["workflow"]
+    return store.load(store.preferred() if which is None else which)[0]["workflow"]
 
 
 def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View) -> Outcome:
@@ -133,6 +138,10 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
         sinks.attach(directory.log_file, view(config, directory, start))
         if config.logging.tensorboard:
             sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
+
+    told = _Told(sinks)
+    logging.getLogger("rl_lab").addHandler(told)
+    orchestrator.resources.callback(logging.getLogger("rl_lab").removeHandler, told)
 
     def record(status: str, **more: Any) -> dict[str, Any]:
         """Tell summary.json and the index; both may be read while the run goes on."""
@@ -159,6 +168,18 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
             raise
         code = orchestrator.stop.exit_code
         return Outcome(directory, record("preempted" if code == 143 else "interrupted"), code)
+
+
+class _Told(logging.Handler):
+    """What deeper layers log (a lost worker, a broken index) reaches the human and run.log."""
+
+    def __init__(self, sinks: Sinks) -> None:
+        super().__init__(logging.WARNING)
+        self.sinks = sinks
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One message."""
+        self.sinks.say(f"WARNING: {record.getMessage()}")
 
 
 def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:

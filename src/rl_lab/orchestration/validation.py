@@ -46,7 +46,10 @@ def validate(
     config = checker.block(RunConfig, {**tree, **parts}, "")
     checker.cross_checks(tree, config)
     checker.finish()
-    return bind(config, config.training.total_timesteps)
+    try:
+        return bind(config, config.training.total_timesteps)
+    except ValueError as error:  # a schedule that only makes no sense for a run of this length
+        raise ConfigError([f"algorithm: a schedule {error}"]) from error
 
 
 def check(schema: type[T], tree: Mapping[str, Any], origins: Mapping[str, Origin]) -> T:

@@ -8,6 +8,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import is_dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -79,6 +81,12 @@ class Workflow(ABC):
 
     def get_state(self) -> dict[str, Tree]:
         """The parts' states, and every plain attribute: numbers, text, arrays, tensors."""
+        if lost := self.unsaved():  # also what came in since the run was built
+            raise UserError(
+                f"{type(self).__name__}.{lost[0]} would be lost on resume: give its class "
+                "state_dict and load_state_dict, list it in parts(), or take random generators "
+                "from context.rng"
+            )
         return {
             **{name: part.state_dict() for name, part in self.parts().items()},
             VALUES: {name: vars(self)[name] for name in self._plain_attributes()},
@@ -95,7 +103,11 @@ class Workflow(ABC):
         for name, part in parts.items():
             part.load_state_dict(state[name])
         for name, value in state[VALUES].items():
-            setattr(self, name, value)
+            current = vars(self).get(name)
+            if isinstance(current, torch.Tensor) and current.shape == value.shape:
+                current.data.copy_(value)  # an optimiser may hold this very tensor
+            else:
+                setattr(self, name, value)
 
     def unsaved(self) -> list[str]:
         """Attributes that would be lost on resume: checked once, loudly, when a run is built."""
@@ -104,7 +116,7 @@ class Workflow(ABC):
         return [
             name
             for name, value in vars(self).items()
-            if name not in covered and id(value) not in covered_ids and not _is_fixed(value)
+            if name not in covered and id(value) not in covered_ids and not self._is_fixed(value)
         ]
 
     def _plain_attributes(self) -> list[str]:
@@ -114,6 +126,15 @@ class Workflow(ABC):
             for name, value in vars(self).items()
             if id(value) not in bound and _is_plain(value)
         ]
+
+    def _is_fixed(self, value: Any) -> bool:
+        """Things that do not drift: code, frozen configuration, devices, streams of the run."""
+        if isinstance(value, (np.random.Generator, torch.Generator)):
+            context = vars(self).get("context")
+            return context is not None and context.rng.owns(value)
+        frozen = is_dataclass(value) and vars(type(value))["__dataclass_params__"].frozen
+        code = (type, partial, torch.device, torch.dtype, ModuleType)
+        return frozen or inspect.isroutine(value) or isinstance(value, code)
 
     def _bound(self) -> set[int]:
         """What the run owns and saves itself: the context and everything in it."""
@@ -127,17 +148,10 @@ class Workflow(ABC):
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+        return all(isinstance(key, (str, int)) and _is_plain(each) for key, each in value.items())
     if isinstance(value, (list, tuple)):
         return all(_is_plain(each) for each in value)
     if isinstance(value, np.ndarray):
         return value.dtype != object
     kinds = (torch.Tensor, np.generic, str, bool, int, float, type(None))
     return isinstance(value, kinds)
-
-
-def _is_fixed(value: Any) -> bool:
-    """Things that do not drift: code, frozen configuration, devices, generators of the run."""
-    frozen = is_dataclass(value) and vars(type(value))["__dataclass_params__"].frozen
-    streams = (np.random.Generator, torch.Generator)  # saved with the run's Streams
-    return frozen or callable(value) or isinstance(value, (*streams, torch.device, torch.dtype))
