@@ -16,7 +16,7 @@ from rl_lab.core.batch import (
     TERMINATED,
     TRUNCATED,
 )
-from rl_lab.core.errors import ConfigError, NonFiniteError
+from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
 from rl_lab.core.schedule import Schedule
 from rl_lab.core.sequences import as_sequences, concatenate, take
 from rl_lab.core.state import fingerprint
@@ -309,3 +309,9 @@ def test_the_update_moves_weights_towards_what_paid(tiny):
         workflow.update(batch, phase=PHASE)
     batch = rollout(orchestrator)
     assert batch[ACTION].float().mean() > 0.9
+
+
+def test_learning_from_another_policy_is_refused(tiny):
+    phases = "training.phases=[{name: mixed, policy: random, hooks: [collect, update]}]"
+    with pytest.raises(UserError, match="phase 'mixed': PPO learns from its own actions only"):
+        tiny("CartPole-v1:ppo_none", phases).run()

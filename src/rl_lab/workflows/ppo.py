@@ -27,7 +27,7 @@ from rl_lab.core.batch import (
     Batch,
     Metrics,
 )
-from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
@@ -237,6 +237,8 @@ class PPO(Workflow):
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """All epochs on one rollout [T, N]. On a bad number everything is as it was before."""
+        if LOG_PROB not in batch:
+            raise UserError(f"phase '{phase['name']}': PPO learns from its own actions only")
         now = at(self.config, phase["step"])
         saved = self.optimizer.snapshot(), self.order_rng.get_state()
         saved_scale = self.reward_scale.state_dict() if self.reward_scale else None
