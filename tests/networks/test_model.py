@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from rl_lab.core import registry
+from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.mlp import Flatten, MLPEncoderConfig
@@ -184,3 +185,10 @@ def test_static_normaliser_uses_finite_bounds_only():
     normalizer = ObservationNormalizer("static", space)
     assert normalizer(torch.tensor([4.0, 7.0])).tolist() == [1.0, 7.0]
     assert normalizer(torch.tensor([0.0, -7.0])).tolist() == [-1.0, -7.0]
+
+
+def test_actions_that_are_no_vector_are_refused():
+    bounds = np.ones((2, 2), dtype=np.float32)
+    square = Box((2, 2), np.dtype(np.float32), -bounds, bounds)
+    with pytest.raises(UserError, match=r"actions of shape \(2, 2\) are not supported"):
+        ActorCritic(network(), EnvSpec("x", box(4), square))

@@ -236,15 +236,13 @@ def test_warm_start_takes_weights_only(tmp_path):
     assert new["optimizer"]["updates"] < old["optimizer"]["updates"]
 
 
-def test_warm_start_from_another_network_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "change", ["network.encoder.hidden_dims=[9]", "environment.normalize_obs=true"]
+)
+def test_warm_start_from_another_network_is_refused(tmp_path, change):
     tiny_run(tmp_path)
     with pytest.raises(UserError, match="does not fit"):
-        tiny_run(
-            tmp_path,
-            "CartPole-v1:ppo_none",
-            "training.warm_start=@last",
-            "network.encoder.hidden_dims=[9]",
-        )
+        tiny_run(tmp_path, "CartPole-v1:ppo_none", "training.warm_start=@last", change)
     assert len(list_runs(tmp_path)) == 1  # nothing left behind
 
 
