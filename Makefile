@@ -6,10 +6,10 @@ CODE := src tests examples docs benchmarks scripts
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test check learn mutants bench docs clean
+.PHONY: help install train test check learn mutants bench docs requirements smoke clean
 
 help: ## what there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -48,6 +48,12 @@ bench: $(VENV)/.core ## time the parts of a PPO step on this machine
 
 docs: $(VENV)/.core ## write docs/options.md from the configuration dataclasses
 	$(BIN)/python docs/generate.py
+
+requirements: $(VENV)/.core ## write requirements.txt from pyproject.toml and constraints.txt
+	$(BIN)/python docs/requirements.py
+
+smoke: $(VENV)/.core ## train every preset briefly, step every environment (minutes)
+	$(BIN)/rl-lab smoke
 
 clean: ## remove what installing and testing made (never runs/)
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

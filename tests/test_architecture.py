@@ -42,8 +42,8 @@ LAYERS: dict[str, set[str]] = {
 # Which third-party packages a layer may know. Gymnasium and Hydra have one home each.
 NUMBERS = {"torch", "numpy"}
 THIRD_PARTY: dict[str, set[str]] = {
-    "envs": NUMBERS | {"gymnasium", "safetensors"},
-    "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard"},
+    "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control"},
+    "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard", "wandb"},
     "orchestration": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "cli": {"typer", "yaml", "torch"},
 }

@@ -10,15 +10,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from rl_lab.collect.collector import to_array
+from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.core.batch import Array
 from rl_lab.core.registry import register
 from rl_lab.core.state import Tree, where_rows
+from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.envs.make import make_vector
-from rl_lab.envs.spaces import action_converter, observation_converter, observation_layout
+from rl_lab.envs.spaces import Frames, action_converter
 from rl_lab.envs.vector import SyncVector
 from rl_lab.orchestration import catalog, policy, session
 from rl_lab.orchestration.compose import Composed, compose
@@ -150,9 +151,7 @@ class Policy:
 
     loaded: policy.LoadedPolicy
     to_action: Callable[[Array], Array]
-    from_obs: Callable[[Array], Array] | None
-    obs_shape: tuple[int, ...]
-    obs_dtype: np.dtype[Any]
+    frames: Frames
     memory: Tree = None
     rows: int = 0  # how many observations the memory belongs to
 
@@ -162,33 +161,27 @@ class Policy:
         vector = make_vector(replace(loaded.config.environment, vectorization="sync"), [0])
         assert isinstance(vector, SyncVector)
         environment = vector.envs[0]
-        shape, dtype = observation_layout(environment.observation_space)
         made = cls(
             loaded,
             to_action=action_converter(environment.action_space),
-            from_obs=observation_converter(environment.observation_space),
-            obs_shape=shape,
-            obs_dtype=dtype,
+            frames=Frames(environment.observation_space),
         )
         vector.close()
         return made
 
-    def act(self, obs: ArrayLike, *, deterministic: bool = True) -> Any:
-        """The action for one observation, or for a batch of them, as the environment takes it."""
-        given = np.asarray(obs, dtype=self.obs_dtype)
-        single = given.ndim == len(self.obs_shape)
-        batch = given[None] if single else given
-        if batch.shape[1:] != self.obs_shape:
-            wanted = f"{self.obs_shape} or (N, {', '.join(map(str, self.obs_shape))})"
-            raise ValueError(f"obs has the shape {given.shape}, this policy wants {wanted}")
-        if self.from_obs is not None:
-            batch = self.from_obs(batch)
+    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+        """The action for one observation, or for a batch of them, as the environment takes it.
+
+        An observation is what the environment gives: an array, a number, a dict or a tuple.
+        """
+        batch, single = self.frames.given(obs)
+        count = len(first_leaf(batch))
         workflow, device = self.loaded.workflow, self.loaded.config.experiment.device
-        if self.rows != len(batch):
-            self.memory, self.rows = workflow.initial_state(len(batch)), len(batch)
+        if self.rows != count:
+            self.memory, self.rows = workflow.initial_state(count), count
         with torch.no_grad():
-            tensor = torch.from_numpy(np.ascontiguousarray(batch)).to(device)
-            decision = workflow.act(tensor, self.memory, deterministic=deterministic)
+            tensors = to_tensor(map_leaves(np.ascontiguousarray, batch), device)
+            decision = workflow.act(tensors, self.memory, deterministic=deterministic)
         self.memory = decision.state
         action = self.to_action(to_array(decision.action))
         return action[0] if single else action
@@ -214,5 +207,6 @@ def _registrar(kind: str) -> Callable[[str], Callable[[T], T]]:
 register_algorithm = _registrar("workflow")
 register_network = _registrar("encoder")
 register_memory = _registrar("memory")
+register_environment = _registrar("env")
 register_buffer = _registrar("buffer")
 register_wrapper = _registrar("wrapper")

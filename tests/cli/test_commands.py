@@ -100,10 +100,11 @@ def test_debug_is_a_small_run_unless_told_otherwise(capsys):
     assert config.compute.compile == "on"
 
 
-def test_track_warns_and_trains(tmp_path, capsys):
+def test_track_sends_the_run_to_wandb_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
     words = ["CartPole-v1:random", *SMALL, "--track", "-q", "--runs-dir", str(tmp_path)]
     assert main(["train", *words]) == 0
-    assert "Weights & Biases is not available yet" in capsys.readouterr().err
+    assert list(tmp_path.glob("CartPole*/wandb/offline-run-*/*.wandb"))
 
 
 def test_evaluate_plays_its_own_episodes(call, run):

@@ -101,3 +101,36 @@ def test_a_downloaded_config_may_not_import_files():
     tree = {"version": 1, "environment": {"id": "CartPole-v1"}, "plugins": ["my_algorithm.py"]}
     with pytest.raises(ConfigError, match="downloaded"):
         validate(tree, {}, trusted=False)
+
+
+ENVIRONMENT = """
+import gymnasium as gym
+import numpy as np
+
+
+class LocalWalk(gym.Env):
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._shown(), {}
+
+    def step(self, action):
+        return self._shown(), float(action), False, False, {}
+
+    def _shown(self):
+        return self.np_random.uniform(-1, 1, 2).astype(np.float32)
+
+
+gym.register("LocalWalk-v0", entry_point=LocalWalk, max_episode_steps=10)
+"""
+
+
+def test_a_local_environment_runs_in_worker_processes(tmp_path, monkeypatch):
+    (tmp_path / "local_walk.py").write_text(ENVIRONMENT)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    words = ["train", "LocalWalk-v0:random", "--plugin", str(tmp_path / "local_walk.py"), "-q"]
+    assert main([*words, *SMALL, "environment.vectorization=process"]) == 0
+    assert find_run("@last", Path("runs"))[0].read_summary()["status"] == "finished"

@@ -172,8 +172,6 @@ def test_mistakes_are_told_before_and_instead_of_repairs() -> None:
 
     with pytest.raises(UserError, match="vectorization=sync"):
         ProcessVector(Local, [0], "local")
-    with pytest.raises(UserError, match="not supported yet"):
-        make_vector(EnvironmentConfig(id="Blackjack-v1", vectorization="process"), [0])
     many = ProcessVector(partial(CounterEnv, lengths=(3,)), [0, 1], "counter")
     with pytest.raises(RuntimeError, match="reset"):
         many.step(np.zeros(2, np.int64))

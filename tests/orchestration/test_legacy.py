@@ -10,57 +10,7 @@ from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import to_tree
 from rl_lab.orchestration.legacy import RENAMED, new_name, upgrade
 from rl_lab.orchestration.validation import validate
-
-MASTER = """\
-# configs/experiments/ppo_cartpole.yaml
-experiment:
-  name: "ppo_cartpole_baseline"
-  seed: 42
-  device: "cuda"
-
-algorithm:
-  name: "ppo"
-  lr: 3e-4
-  gamma: 0.99
-  gae_lambda: 0.95
-  clip_ratio: 0.2
-  value_coef: 0.5
-  entropy_coef: 0.01
-
-environment:
-  name: "CartPole-v1"
-  wrapper: "gym"
-  normalize_obs: true
-  normalize_reward: true
-
-network:
-  actor:
-    type: "mlp"
-    hidden_dims: [64, 64]
-    activation: "tanh"
-  critic:
-    type: "mlp"
-    hidden_dims: [64, 64]
-    activation: "tanh"
-
-buffer:
-  type: "trajectory"
-  size: 2048
-
-training:
-  total_timesteps: 1000000
-  eval_frequency: 10000
-  checkpoint_frequency: 50000
-  num_eval_episodes: 10
-
-logging:
-  terminal: true
-  tensorboard: true
-  wandb:
-    enabled: true
-    project: "rl-experiments"
-    tags: ["ppo", "cartpole"]
-"""
+from seed_files import MASTER, SOLVER
 
 
 @pytest.fixture(autouse=True)
@@ -88,15 +38,25 @@ def test_the_master_experiment_config_of_the_mono_repo_runs_as_it_is() -> None:
     assert config.evaluation.every_steps == 10_000 and config.evaluation.episodes == 10
     assert config.checkpoint.every_steps == 50_000
     assert config.network.encoder.hidden_dims == [64, 64] and not config.network.shared_torso
-    assert config.logging.wandb.enabled and config.experiment.device == "cuda"
+    assert config.logging.wandb.enabled and config.experiment.device == "auto"
     assert to_tree(config)["version"] == 1
+
+
+def test_the_flat_keys_of_the_solver() -> None:
+    composed = load(SOLVER)
+    config = validate(composed.tree, composed.origins)
+    assert config.environment.id == "CartPole-v1" and config.environment.num_envs == 4
+    assert config.environment.wrappers == [{"id": "MaskObservation", "indices": [1, 3]}]
+    assert config.environment.normalize_obs == "running"
+    assert config.algorithm.rollout_steps == 32 and config.algorithm.batch_size == 0.25
+    assert config.algorithm.learning_rate.start == 0.001
 
 
 def test_one_line_says_so_and_origins_move_along() -> None:
     composed = load(MASTER)
     assert len(composed.notes) == 1 and "\n" not in composed.notes[0]
     assert composed.notes[0].startswith(
-        "old.yaml: version 0, read as version 1 (environment.name →"
+        "old.yaml: version 0, read as version 1 (experiment.device cuda → auto, environment.name →"
     )
     assert str(composed.origins["algorithm.learning_rate"]) == "old.yaml:9"
     assert str(composed.origins["algorithm.rollout_steps"]) == "old.yaml:34"
@@ -131,6 +91,11 @@ def test_old_and_new_overrides_both_reach_the_option() -> None:
         assert composed.tree["algorithm"]["learning_rate"] == 1e-3
         assert "lr" not in composed.tree["algorithm"]
         assert str(composed.origins["algorithm.learning_rate"]) == "command line"
+
+
+def test_a_gpu_is_optional_in_an_old_file_and_strict_where_it_is_typed() -> None:
+    assert load(MASTER).tree["experiment"]["device"] == "auto"
+    assert load(MASTER, "experiment.device=cuda").tree["experiment"]["device"] == "cuda"
 
 
 def test_the_same_option_twice_is_refused() -> None:

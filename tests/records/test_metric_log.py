@@ -1,10 +1,12 @@
 import math
+import resource
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
 
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import RunError, UserError
 from rl_lab.records.metrics import MetricLog, read_metrics
 
 
@@ -90,3 +92,66 @@ def test_wrong_use_is_refused(tmp_path):
     (tmp_path / "m").write_bytes(b"{}\nnonsense\n{}\n")
     with pytest.raises(UserError, match="m:2"):
         read_metrics(tmp_path / "m")
+
+
+# A full disk -------------------------------------------------------------------------------------
+
+
+@contextmanager
+def room_for(size):
+    """No file of this process may grow beyond `size` bytes; Python turns that into an OSError."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+ROW = {"text": "x" * 1000}
+
+
+def test_rows_wait_for_a_full_disk_and_none_is_lost(tmp_path):
+    log = MetricLog(tmp_path / "m")
+    with room_for(5_000):  # in the middle of the fifth row
+        for step in range(50):
+            log.append(step, ROW)  # training goes on
+        with pytest.raises(OSError, match="File too large"):
+            log.offset()  # but there is no checkpoint without its rows
+    log.append(50, ROW)
+    assert log.offset() == (tmp_path / "m").stat().st_size
+    log.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "m")] == list(range(51))
+
+
+def test_when_too_many_rows_wait_the_run_ends_with_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl_lab.records.metrics.PATIENCE_BYTES", 30_000)
+    log = MetricLog(tmp_path / "m")
+    with room_for(5_000), pytest.raises(RunError) as caught:
+        for step in range(100):
+            log.append(step, ROW)
+    assert step < 40
+    assert str(caught.value) == (
+        f"cannot write {tmp_path / 'm'}: File too large; the last checkpoint is good: make room, "
+        "then resume the run"
+    )
+    log.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "m")] == [0, 1, 2, 3]  # whole rows only
+
+
+def test_a_log_that_cannot_be_closed_says_so_and_lets_go(tmp_path):
+    log = MetricLog(tmp_path / "m")
+    log.append(1, ROW)
+    with room_for(10), pytest.raises(RunError, match="cannot write"):
+        log.close()
+    log.close()
+
+
+def test_rows_that_are_not_essential_never_end_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr("rl_lab.records.metrics.PATIENCE_BYTES", 30_000)
+    log = MetricLog(tmp_path / "m", essential=False)
+    with room_for(5_000):
+        for step in range(100):
+            log.append(step, ROW)
+        log.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "m")] == [0, 1, 2, 3]

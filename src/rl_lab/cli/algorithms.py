@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rl_lab.cli.config import print_options
-from rl_lab.cli.printing import say, say_json, table
+from rl_lab.cli.printing import say, say_json, table, warn
+from rl_lab.core.errors import UserError
 
 
 def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
@@ -17,8 +18,14 @@ def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
     for file in plugins:
         catalog.load_plugin(str(file))
     if name is None:
-        found = [(each, _summary(registry.get("workflow", each))) for each in _names()]
-        rows = [{"name": each, "description": line} for each, line in found]
+        rows = []
+        for each in registry.names("workflow"):
+            try:
+                line = _summary(registry.get("workflow", each))
+            except UserError as error:  # a broken plug-in: the others are still worth a list
+                warn(f"warning: {error}")
+                continue
+            rows.append({"name": each, "description": line})
         if as_json:
             say_json(rows)
         else:
@@ -34,12 +41,6 @@ def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
     else:
         say("It declares no options: every key of its `algorithm:` block reaches it as written.")
     return 0
-
-
-def _names() -> list[str]:
-    from rl_lab.core import registry
-
-    return registry.names("workflow")
 
 
 def _summary(item: type) -> str:

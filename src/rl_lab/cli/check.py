@@ -38,7 +38,8 @@ def environment(id: str, *, as_json: bool) -> int:
     if points:
         say(table(points, ["point", "step", "result"]) + "\n")
     if report.exact:
-        say(f"OK: {id} resumes bit for bit (E0: its state is captured)")
+        how = {"E0": "its state is captured", "E1": "its actions are replayed"}[report.level]
+        say(f"OK: {id} resumes bit for bit ({report.level}: {how})")
     else:
         say(f"{id} is {report.level}: a resumed run starts new episodes ({report.reason})")
     return 0
@@ -126,6 +127,7 @@ def install(runs_dir: Path, *, as_json: bool) -> int:
         "compiler": compiler or "none: updates cannot be compiled (install g++)",
         "device": f"cuda ({gpu})" if gpu else "cpu",
         "runs folder": f"{runs_dir} ({obstacle or 'writable'})",
+        **_plugins(),
     }
     if as_json:
         say_json({**facts, "ok": obstacle is None})
@@ -133,6 +135,22 @@ def install(runs_dir: Path, *, as_json: bool) -> int:
         say(pairs(facts))
         say("\nOK" if obstacle is None else f"\nFAILED: {obstacle}")
     return 0 if obstacle is None else 1
+
+
+def _plugins() -> dict[str, str]:
+    """What installed packages add, by kind and name; each is imported to see that it can be."""
+    from rl_lab.core import registry
+    from rl_lab.orchestration import catalog  # noqa: F401  declares the names that are taken
+
+    found = {}
+    for each in registry.plugins():
+        try:
+            each.load()
+            state = f"from {each.package}"
+        except UserError as error:
+            state = str(error)
+        found[f"plug-in {each.kind}.{each.name}"] = state
+    return found
 
 
 def _obstacle(folder: Path) -> str | None:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
 SETTINGS = {"help_option_names": ["-h", "--help"]}
@@ -34,7 +34,13 @@ check_app = typer.Typer(
 index_app = typer.Typer(
     help="The index over all runs.", rich_markup_mode=None, context_settings=SETTINGS
 )
+new_app = typer.Typer(
+    help="A working start for something of your own.",
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+)
 app.add_typer(check_app, name="check")
+app.add_typer(new_app, name="new")
 app.add_typer(index_app, name="index")
 
 Words = Annotated[
@@ -86,7 +92,7 @@ def train(
     seed: Seeds = None,
     total_timesteps: TotalTimesteps = None,
     debug: Annotated[
-        bool, typer.Option("--debug", help="tracebacks and a small run without compilation")
+        bool, typer.Option("--debug", help="a small run: checks, weights, profile, tracebacks")
     ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print only the result")] = False,
     track: Annotated[bool, typer.Option("--track", help="also log to Weights & Biases")] = False,
@@ -96,6 +102,8 @@ def train(
     show_config: Annotated[
         str | None, typer.Option("--cfg", metavar="job", help="the same as `rl-lab config`")
     ] = None,
+    package: Annotated[str | None, typer.Option("--package", hidden=True)] = None,  # with --cfg
+    config_id: Annotated[str | None, typer.Option("--config_id", hidden=True)] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -105,7 +113,7 @@ def train(
     if list_envs:
         return envs.run(" ".join(words or []), config_dirs=config_dirs or [], as_json=as_json)
     request = train.Request(
-        words=words or [],
+        words=[*([config_id] if config_id else []), *(words or [])],
         config_file=config_file,
         config_dirs=config_dirs or [],
         plugins=plugins or [],
@@ -214,6 +222,20 @@ def algorithms(
     return algorithms.run(name, plugins=plugins or [], as_json=as_json)
 
 
+@app.command(name="replay-crash", context_settings=SETTINGS)
+def replay_crash(
+    dump: Annotated[
+        str, typer.Argument(help="a folder RUN/crash/step_…, or a run: its newest dump")
+    ],
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Do again what met a NaN: exit code 1 if it fails again, 0 if not."""
+    from rl_lab.cli import replay_crash
+
+    return replay_crash.run(dump, runs_dir=runs_dir, as_json=as_json)
+
+
 @check_app.command(name="env", context_settings=SETTINGS)
 def check_env(id: str, as_json: Json = False) -> int:
     """Prove in a second process how exactly an environment can be resumed."""
@@ -238,6 +260,51 @@ def check_install(runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
     return check.install(runs_dir, as_json=as_json)
 
 
+@app.command(context_settings=SETTINGS)
+def smoke(
+    text: Annotated[str, typer.Argument(help="only what has this in its name")] = "",
+    timesteps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="environment steps of each training")
+    ] = 2_000,
+    only_presets: Annotated[bool, typer.Option("--presets", help="train the presets only")] = False,
+    only_envs: Annotated[bool, typer.Option("--envs", help="step the environments only")] = False,
+    limit: Annotated[int, typer.Option(min=0, help="at most this many of each; 0: all")] = 0,
+    config_dirs: ConfigDirs = None,
+    as_json: Json = False,
+) -> int:
+    """Train every preset briefly, and step every environment at random: does it run here?"""
+    from rl_lab.cli import smoke
+
+    return smoke.run(
+        text,
+        timesteps=timesteps,
+        presets=only_presets or not only_envs,
+        envs=only_envs or not only_presets,
+        limit=limit,
+        config_dirs=config_dirs or [],
+        as_json=as_json,
+    )
+
+
+@new_app.command(name="algorithm", context_settings=SETTINGS)
+def new_algorithm(
+    name: Annotated[str, typer.Argument(help="a small word such as my_algorithm")],
+    directory: Annotated[
+        Path, typer.Option("--directory", metavar="DIR", help="where to write it")
+    ] = Path(),
+    as_json: Json = False,
+) -> int:
+    """Write an algorithm that already trains and resumes, with its test and its preset."""
+    from rl_lab.cli import new
+
+    return new.algorithm(name, directory=directory, as_json=as_json)
+
+
+@new_app.callback()
+def new_group() -> None:
+    """A working start for something of your own."""
+
+
 @index_app.command(name="rebuild", context_settings=SETTINGS)
 def index_rebuild(runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
     """Make the index again from the run folders."""
@@ -257,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if debug and words[0] != "train":  # the others have nothing else to do with it
         words.remove("--debug")
-    if words in ([], ["check"], ["index"]):
+    if words in ([], ["check"], ["index"], ["new"]):
         words.append("--help")
     try:
         return app(words, prog_name=PROGRAM, standalone_mode=False) or 0
@@ -265,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), 2, debug)
     except typer.TyperException as error:  # a wrong command, option or argument
         return _fail(error.format_message(), 2, debug)
-    except NonFiniteError as error:
+    except RunError as error:
         return _fail("\n".join([str(error), *getattr(error, "__notes__", [])]), 1, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)

@@ -1,20 +1,25 @@
 """`rl-lab show`: one run at a glance."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_lab.cli.list_runs import true_status
 from rl_lab.cli.printing import pairs, say, say_json, spread, table
+from rl_lab.records.display import Display, load_display
+from rl_lab.records.metrics import STEP, read_metrics
 
 FROM_SUMMARY = (
     *("env_steps", "total_timesteps", "updates", "episodes", "best", "best_step", "last_return"),
     *("test", "wall_time", "resumes", "snapshot_level", "resume_exact", "error"),
+    *("parameters", "efficiency"),
 )
 
 
 def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
-    """Print settings, results, checkpoints and the last metrics of a run."""
-    facts = gather(reference, runs_dir)
+    """Print settings, results, checkpoints, costs and the last metrics of a run."""
+    display = load_display()
+    facts = gather(reference, runs_dir, display)
     if as_json:
         say_json(facts)
         return 0
@@ -34,23 +39,30 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
         "episodes": facts["episodes"],
         "wall_time": f"{facts['wall_time'] or 0:,.1f} s",
         "resume": f"{exact} ({facts['snapshot_level']}), {facts['resumes'] or 0} so far",
+        "parameters": counted(facts["parameters"]),
         "best": best,
         **tests,
     }
     say(pairs(lines))
     if facts["checkpoints"]:
         say("\n" + table(facts["checkpoints"], ["step", "score"]))
+    if costs := facts["efficiency"]:
+        texts = {
+            name: f"{display[name].text(costs[name])} {display[name].unit}".rstrip()
+            for name in costs
+        }
+        say("\nefficiency\n" + pairs({name: texts[name] for name in display.ordered(texts)}))
     if facts["metrics"]:
-        say("\nlast metrics\n" + pairs(facts["metrics"]))
+        rows = metric_rows(facts["metrics"], facts["best_metrics"], display)
+        say("\nmetrics of the last row\n" + pairs(rows))
     return 0
 
 
-def gather(reference: str, runs_dir: Path) -> dict[str, Any]:
+def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
     """Everything that is known about a run."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     from rl_lab.records.index import row_of
-    from rl_lab.records.metrics import read_metrics
     from rl_lab.records.run_directory import find_run
 
     directory, _ = find_run(reference, runs_dir)
@@ -67,8 +79,41 @@ def gather(reference: str, runs_dir: Path) -> dict[str, Any]:
         **{name: summary.get(name) for name in FROM_SUMMARY},
         "checkpoints": _checkpoints(directory.checkpoints),
         "metrics": rows[-1] if rows else {},
+        "best_metrics": best_of(rows, display),
         "config": config,
     }
+
+
+def counted(parameters: Mapping[str, int] | None) -> str | None:
+    """Parameters in words."""
+    if not parameters:
+        return None
+    total, trainable = parameters["total"], parameters["trainable"]
+    return f"{total:,}" if total == trainable else f"{total:,}, {trainable:,} of them trainable"
+
+
+def best_of(rows: Sequence[Mapping[str, Any]], display: Display) -> dict[str, float]:
+    """The best value that each metric has had, where one direction is good."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    found = {name: display[name].best(each) for name, each in values.items()}
+    return {name: best for name, best in found.items() if best is not None}
+
+
+def metric_rows(
+    last: Mapping[str, float], best: Mapping[str, float], display: Display
+) -> dict[str, str]:
+    """One line per metric in the order of metrics.yaml; a star marks what matters most."""
+    lines = {}
+    for name in display.ordered(name for name in last if name != STEP):
+        style = display[name]
+        line = f"{style.text(last[name]):>10} {style.unit}".rstrip()
+        if name in best:
+            line += f" (best {style.text(best[name])})"
+        lines[f"{'*' if style.highlight else ' '} {name}"] = line
+    return lines
 
 
 def _checkpoints(folder: Path) -> list[dict[str, Any]]:

@@ -81,21 +81,23 @@ class Request:
 def run(request: Request, *, quiet: bool, as_json: bool) -> int:
     """Train, print, and return the exit code."""
     from rl_lab.orchestration import session
+    from rl_lab.records.display import load_display
 
     silent = quiet or as_json
     view = _quiet_view if silent else _terminal_view
+    if not silent:
+        load_display()  # a mistake in ./configs/metrics.yaml is told before anything starts
     if reference := _resumed(request):
-        outcome = session.resume(reference, root=request.runs_dir, view=view)
+        outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
     prepared = [request.configure(seed) for seed in request.seeds]  # all of them, before any runs
     for note in [] if silent else prepared[0][1].notes:
         say(note)
-    if prepared[0][0].logging.wandb.enabled:
-        warn("warning: Weights & Biases is not available yet; training goes on without it")
     command = list(sys.argv)
     outcomes = []
     for config, _ in prepared:
-        outcomes.append(session.train(config, root=request.runs_dir, command=command, view=view))
+        root, debug = request.runs_dir, request.debug
+        outcomes.append(session.train(config, root=root, command=command, view=view, debug=debug))
         if outcomes[-1].exit_code:
             break
         if not silent and len(prepared) > 1:
@@ -137,6 +139,8 @@ def _finish(request: Request, outcomes: list[Any], *, quiet: bool, as_json: bool
         say(_result(outcomes[0]))
     else:
         say(_results(outcomes))
+    if request.debug and not quiet:
+        say(_profile(outcomes[-1]))
     if code:
         say(f"Resume it with: {_command(request, 'train', '--resume', outcomes[-1].run.id)}")
     elif not quiet:
@@ -159,6 +163,16 @@ def _result(outcome: Any) -> str:
         lines.append(f"{summary['status']} at step {summary['env_steps']:,} of {total:,}")
     lines.append(f"run: {outcome.run.path}")
     return "\n".join(lines)
+
+
+def _profile(outcome: Any) -> str:
+    """Where the time went, and where the statistics of the weights are."""
+    from rl_lab.orchestration.debug import PROFILE, WEIGHTS
+
+    logs = outcome.run.log_file.parent
+    file = logs / PROFILE
+    shown = file.read_text().strip() if file.exists() else "no profile: another one was active"
+    return f"\n{shown}\n\nprofile: {file}\nweights: {logs / WEIGHTS}"
 
 
 def _results(outcomes: list[Any]) -> str:

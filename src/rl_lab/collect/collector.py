@@ -21,20 +21,25 @@ from rl_lab.core.batch import (
     Array,
     Batch,
     CollectResult,
+    Obs,
     Step,
 )
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.protocols import Act, VectorEnv
+from rl_lab.core.spec import Space, observation_rows
 from rl_lab.core.state import Tree, where_rows
+from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked
+
+ALL = slice(None)
 
 
 class RolloutCollector:
     """Steps a vector of environments with a policy and remembers where it stands."""
 
-    def __init__(self, env: VectorEnv, *, device: str = "cpu", first: Array | None = None) -> None:
+    def __init__(self, env: VectorEnv, *, device: str = "cpu", first: Obs = None) -> None:
         self.env = env
         self.device = device
-        self.obs: Array = env.reset() if first is None else first
+        self.obs: Obs = env.reset() if first is None else first
         self.is_first: NDArray[np.bool_] = np.ones(env.num_envs, dtype=np.bool_)
         self.memory: Tree = None  # the policy's state before the next step
         self.episodes = EpisodeTracker(env.num_envs)
@@ -58,7 +63,7 @@ class RolloutCollector:
             step = self.env.step(action)
             ended = step.terminated | step.truncated
             index: Any = int(cursor[0])
-            pick: Any = slice(None)
+            pick: Any = ALL
             fresh = ended
             if step.valid is not None:
                 # Rows in which an environment only reset itself are no transitions. A column that
@@ -76,7 +81,7 @@ class RolloutCollector:
                 RESET: self.is_first,
             }
             for name, value in values.items():
-                rows[name][index] = value[pick]
+                assign(rows[name], index, value if pick is ALL else picked(value, pick))
             for name, extra in decision.extras.items():
                 value = to_array(extra)
                 if name not in rows:
@@ -107,8 +112,8 @@ class RolloutCollector:
         if self.memory is not None and fresh.any():
             self.memory = where_rows(self._tensor(fresh), state, self.memory)
 
-    def _tensor(self, value: Array) -> Tensor:
-        return torch.from_numpy(value).to(self.device)
+    def _tensor(self, value: Obs) -> Any:
+        return to_tensor(value, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stands, its memory, and the open episodes."""
@@ -121,11 +126,16 @@ class RolloutCollector:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue in mid-episode."""
-        assert state["obs"].shape == self.obs.shape, (state["obs"].shape, self.obs.shape)
-        self.obs = state["obs"].copy()
+        map_leaves(_require_same_shape, state["obs"], self.obs)
+        self.obs = copied(state["obs"])
         self.is_first = state["is_first"].copy()
         self.memory = state["memory"]
         self.episodes.load_state_dict(state["episodes"])
+
+
+def to_tensor(obs: Obs, device: str) -> Any:
+    """Observations as a policy wants them: tensors on its device, sharing memory on a CPU."""
+    return map_leaves(lambda leaf: torch.from_numpy(leaf).to(device), obs)
 
 
 def to_array(value: Tensor | Array) -> Array:
@@ -133,23 +143,30 @@ def to_array(value: Tensor | Array) -> Array:
     return value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
 
 
-def _allocate(env: VectorEnv, steps: int) -> dict[str, Array]:
+def _allocate(env: VectorEnv, steps: int) -> dict[str, Any]:
     lead = (steps, env.num_envs)
-    obs, action = env.spec.observation, env.spec.action
+
+    def room(space: Space) -> Array:
+        return np.empty((*lead, *space.shape), dtype=space.dtype)
+
     return {
-        OBS: np.empty((*lead, *obs.shape), dtype=obs.dtype),
-        ACTION: np.empty((*lead, *action.shape), dtype=action.dtype),
+        OBS: observation_rows(env.spec.observation, room),
+        ACTION: room(env.spec.action),
         REWARD: np.empty(lead, dtype=np.float32),
         TERMINATED: np.empty(lead, dtype=np.bool_),
         TRUNCATED: np.empty(lead, dtype=np.bool_),
-        NEXT_OBS: np.empty((*lead, *obs.shape), dtype=obs.dtype),
+        NEXT_OBS: observation_rows(env.spec.observation, room),
         RESET: np.empty(lead, dtype=np.bool_),
     }
 
 
-def _check_finite(rows: dict[str, Array]) -> None:
-    for name in (OBS, REWARD, NEXT_OBS, ACTION):
-        value = rows[name]
+def _require_same_shape(saved: Array, here: Array) -> None:
+    assert saved.shape == here.shape, (saved.shape, here.shape)
+
+
+def _check_finite(rows: dict[str, Any]) -> None:
+    checked = {name: rows[name] for name in (OBS, REWARD, NEXT_OBS, ACTION)}
+    for name, value in named_leaves(checked):
         if value.dtype.kind != "f" or np.isfinite(value).all():
             continue
         time, env, *_ = (int(each) for each in np.argwhere(~np.isfinite(value))[0])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.collect.collector import to_array
+from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.core.protocols import Act, VectorEnv
 from rl_lab.core.state import where_rows
 
@@ -63,7 +63,7 @@ def evaluate(
     obs, memory = env.reset(seeds), initial_state
     with torch.no_grad():
         while (done < quota).any():
-            decision = act(torch.from_numpy(obs).to(device), memory, deterministic=deterministic)
+            decision = act(to_tensor(obs, device), memory, deterministic=deterministic)
             step = env.step(to_array(decision.action))
             valid = np.ones_like(step.terminated) if step.valid is None else step.valid
             ended = (step.terminated | step.truncated) & valid

@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Array = NDArray[Any]
+Obs = Any  # an array [N, …], or a dict of them where the environment shows a Dict or a Tuple
 Batch = dict[str, Any]  # name -> Tensor [T, N, ...] or [B, ...]; memory state is a nested dict
 Metrics = dict[str, Any]  # name -> float or 0-d Tensor; turned into numbers once, when logged
 
 OBS = "obs"
+ACTION_MASK = "action_mask"  # the part of a dict observation that says which actions are legal
 ACTION = "action"  # as sampled, in policy space; the env gets the clipped or rescaled one
 REWARD = "reward"
 TERMINATED = "terminated"  # the task ended: no future
@@ -32,11 +34,11 @@ class Step:
     itself; None means that all rows are valid.
     """
 
-    obs: Array
+    obs: Obs
     reward: NDArray[np.float64]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    next_obs: Array
+    next_obs: Obs
     valid: NDArray[np.bool_] | None = None
 
 

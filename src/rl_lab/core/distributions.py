@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+FORBIDDEN = -1e8  # a logit whose probability is 0 in float32
 
 
 class Distribution(Protocol):
@@ -82,6 +83,11 @@ class MultiCategorical:
     def entropy(self) -> Tensor:
         """[...]"""
         return torch.stack([part.entropy() for part in self._parts()]).sum(0)
+
+
+def masked(logits: Tensor, mask: Tensor) -> Tensor:
+    """Logits that give no weight to what the mask forbids. Finite, so that entropies stay so."""
+    return torch.where(mask != 0, logits, FORBIDDEN)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,15 @@ class ConfigError(UserError):
         super().__init__("\n".join(self.problems))
 
 
-class NonFiniteError(Exception):
+class RunError(Exception):
+    """A run had to stop. Printed as one clear line; exit code 1."""
+
+
+class OutOfMemoryError(RunError):
+    """The machine or the GPU has not enough memory; the message says what to reduce."""
+
+
+class NonFiniteError(RunError):
     """A NaN or an infinity was met. Raised before any weight, statistic or buffer has changed."""
 
     def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:

@@ -129,6 +129,9 @@ class FlatOptimizer:
             else None
         )
         self._groups = self._rate_groups(rate_patterns or {})
+        self.inspected = False  # True: keep the last gradient, and name the bad ones (slower)
+        self.last_gradient: Tensor | None = None
+        self._bad_gradients: list[str] = []
 
     def step(self, *arguments: Any, learning_rate: Tensor, max_grad_norm: Tensor) -> Metrics:
         """One gradient step on `loss(module, *arguments)`; metrics stay tensors."""
@@ -137,6 +140,8 @@ class FlatOptimizer:
         # Copied, not rebound: the module's parameters are views of this very memory.
         self.state.flat.copy_(new.flat)
         self.state = new._replace(flat=self.state.flat)
+        if self.inspected:
+            self._inspect(metrics["gradient"])
         return metrics
 
     def rates(self, learning_rate: float, special: Mapping[str, float]) -> Tensor:
@@ -147,10 +152,19 @@ class FlatOptimizer:
         return values[self._groups]
 
     def check(self, what: str) -> None:
-        """Raise if any step since the last check met a number that is not finite."""
-        if not bool(self.state.alive):
+        """Raise if any step since the last check met a number that is not finite.
+
+        A step looks at its loss and its gradient only; weights and moments are looked at here.
+        """
+        sums = [each.sum() for each in (self.state.flat, self.state.first, self.state.second)]
+        if not bool(self.state.alive & torch.isfinite(torch.stack(sums)).all()):
             self.state = self.state._replace(alive=torch.ones_like(self.state.alive))
-            raise NonFiniteError(f"{what}: the loss or a gradient is not finite; no weight changed")
+            bad, self._bad_gradients = self._bad_gradients, []
+            named = f" (gradient of {', '.join(bad)})" if bad else ""
+            raise NonFiniteError(
+                f"{what}: the loss, a gradient or a weight is not finite{named}; no weight changed",
+                {"parameters": bad} if bad else None,
+            )
 
     def gradient_norms(self, gradient: Tensor) -> Metrics:
         """Norm of the gradient per top-level part of the module."""
@@ -159,6 +173,18 @@ class FlatOptimizer:
             key = f"grad_norm/{name.split('.')[0]}"
             squares[key] = squares.get(key, torch.zeros(())) + part.square().sum()
         return {key: value.sqrt() for key, value in squares.items()}
+
+    def named_gradients(self) -> dict[str, Tensor]:
+        """The last gradient by parameter; empty unless it is `inspected`."""
+        if self.last_gradient is None:
+            return {}
+        return dict(zip(self.names, self.last_gradient.split(self.sizes), strict=True))
+
+    def _inspect(self, gradient: Tensor) -> None:
+        self.last_gradient = gradient.detach()
+        parts = self.named_gradients().items()
+        bad = [name for name, part in parts if not bool(torch.isfinite(part).all())]
+        self._bad_gradients = self._bad_gradients or bad  # the first bad step is the cause
 
     def snapshot(self) -> AdamState:
         """A copy to go back to when an update turns out bad."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rl_lab.core.batch import Action, Array, Batch, CollectResult, Step
+from rl_lab.core.batch import Action, Array, Batch, CollectResult, Obs, Step
 from rl_lab.core.seeding import Streams
 from rl_lab.core.spec import EnvSpec
 from rl_lab.core.state import Stateful
@@ -23,7 +23,7 @@ class VectorEnv(Stateful, Protocol):
         str  # E0 state captured, E1 replayed, E2 barrier reset, E3 reset on resume (inexact)
     )
 
-    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+    def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
 
     def step(self, action: Array) -> Step:
@@ -83,6 +83,6 @@ class WorkflowContext:
     buffers: Mapping[str, Buffer]
     optimizers: Mapping[str, Any]
     rng: Streams
-    initial_observation: Array
+    initial_observation: Obs
     global_step: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)

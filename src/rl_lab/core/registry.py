@@ -1,6 +1,8 @@
 """Names to classes. Built-ins are declared lazily; plug-ins register or come by entry point."""
 
+import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
@@ -9,10 +11,36 @@ from rl_lab.core.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "rl_lab"
+ALIASES = {"algorithm": "workflow", "network": "encoder", "environment": "env"}  # users' words
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What an installed package offers: `kind.name = "module:attribute"` in the group `rl_lab`."""
+
+    kind: str
+    name: str
+    target: str
+    package: str
+
+    def load(self) -> Any:
+        """Import it. Its code is not ours and may fail in any way: that is a `UserError`."""
+        try:
+            return locate(self.target)
+        except Exception as error:
+            name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+            raise UserError(
+                f"{self.kind} '{self.name}' of the package {self.package} does not load:"
+                f" {name}{error}"
+            ) from error
+
 
 # kind -> name -> the object itself, or "module:attribute" until somebody asks for it
 _entries: dict[str, dict[str, Any]] = {}
-_entry_points_loaded = False
+local_folders: set[str] = set()  # of the user's own files: worker processes import from there
+_targets: dict[tuple[str, str], Any] = {}  # (kind, the `_target_` of a configuration) -> class
+_plugins: dict[tuple[str, str], Plugin] | None = None  # None: not looked for yet
 
 
 def declare(kind: str, targets: Mapping[str, str]) -> None:
@@ -23,13 +51,14 @@ def declare(kind: str, targets: Mapping[str, str]) -> None:
 
 def register(kind: str, name: str) -> Callable[[T], T]:
     """Class decorator: `@register("workflow", "my_algorithm")`."""
+    kind = ALIASES.get(kind, kind)
 
     def decorate(item: T) -> T:
-        known = _entries.setdefault(kind, {}).get(name)
-        same = known is None or _path(known) == _path(item)
-        if not same:
-            raise UserError(f"{kind} '{name}' is already registered by {_path(known)}")
-        _entries[kind][name] = item
+        if _taken(kind, name, item):
+            raise UserError(
+                f"{kind} '{name}' is already registered by {_path(_entries[kind][name])}"
+            )
+        _entries.setdefault(kind, {})[name] = item
         return item
 
     return decorate
@@ -37,19 +66,44 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
 def get(kind: str, name: str) -> Any:
     """The registered object, or a `UserError` that names the nearest one."""
-    _load_entry_points()
-    known = _entries.get(kind, {})
+    known = _entries.setdefault(kind, {})
     if name not in known:
-        raise UserError(f"unknown {kind} '{name}'{did_you_mean(name, known)}")
-    if isinstance(known[name], str):
+        plugin = _found().get((kind, name))
+        if plugin is None:
+            raise UserError(f"unknown {kind} '{name}'{did_you_mean(name, names(kind))}")
+        known[name] = plugin.load()
+    elif isinstance(known[name], str):
         known[name] = locate(known[name])
     return known[name]
 
 
+def of(kind: str, config: Any) -> Any:
+    """The class that a validated block chose: by its `_target_`, its `type` or its `name`."""
+    chosen = vars(config)
+    if "_target_" in chosen:
+        return _targets[kind, chosen["_target_"]]
+    return get(kind, chosen["type"] if "type" in chosen else chosen["name"])
+
+
+def remember(kind: str, target: str, item: Any) -> None:
+    """Let `of` find a class that a configuration named by `_target_`."""
+    _targets[kind, target] = item
+
+
 def names(kind: str) -> list[str]:
-    """Everything registered under a kind, sorted."""
-    _load_entry_points()
-    return sorted(_entries.get(kind, {}))
+    """Everything registered under a kind, sorted; nothing is imported for it."""
+    return sorted({*_entries.get(kind, {}), *(each.name for each in plugins(kind))})
+
+
+def plugins(kind: str | None = None) -> list[Plugin]:
+    """What installed packages add, of one kind or of all; nothing is imported for it."""
+    return [each for each in _found().values() if kind in (None, each.kind)]
+
+
+def target(kind: str, name: str) -> Any:
+    """The registered object, or `"module:attribute"` while it has not been imported."""
+    own = _entries.get(kind, {}).get(name)
+    return _found()[kind, name].target if own is None else own
 
 
 def locate(target: str) -> Any:
@@ -68,15 +122,32 @@ def locate(target: str) -> Any:
     return getattr(module, attribute)
 
 
-def _load_entry_points() -> None:
-    """Entry points are written `kind.name = "module:attribute"` in the group `rl_lab`."""
-    global _entry_points_loaded
-    if _entry_points_loaded:
-        return
-    _entry_points_loaded = True
+def _found() -> dict[tuple[str, str], Plugin]:
+    """Entry points of installed packages. A name that is taken stays with who had it first."""
+    global _plugins
+    if _plugins is not None:
+        return _plugins
+    _plugins = {}
     for point in entry_points(group=ENTRY_POINT_GROUP):
-        kind, _, name = point.name.partition(".")
-        declare(kind, {name: point.value})
+        written, _, name = point.name.partition(".")
+        kind = ALIASES.get(written, written)
+        package = point.dist.name if point.dist else "?"
+        first = _plugins.get((kind, name))
+        if not name:
+            _log.warning("plug-in '%s' of %s is ignored: write kind.name", point.name, package)
+        elif first is not None or _taken(kind, name, point.value):
+            owner = f"the package {first.package}" if first else "RL Lab itself"
+            _log.warning(
+                "%s '%s' of the package %s is ignored: %s has that name", kind, name, package, owner
+            )
+        else:
+            _plugins[kind, name] = Plugin(kind, name, point.value, package)
+    return _plugins
+
+
+def _taken(kind: str, name: str, item: Any) -> bool:
+    known = _entries.get(kind, {}).get(name)
+    return known is not None and _path(known) != _path(item)
 
 
 def _path(item: Any) -> str:

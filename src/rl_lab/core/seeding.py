@@ -22,11 +22,27 @@ def integer(seed: int, name: str, *key: int) -> int:
     return int(sequence(seed, name, *key).generate_state(1)[0] >> 1)
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever is drawn inside from the global generators, by code of others, was never drawn."""
+    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)
+
+
 class Streams:
     """All randomness of a run in one saveable place: named generators, and the global ones."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
+        self.epoch = 0  # how often the run went back and took another future
         self._numpy: dict[str, np.random.Generator] = {}
         self._torch: dict[str, torch.Generator] = {}
         self.reseed("")
@@ -34,14 +50,15 @@ class Streams:
     def numpy(self, name: str) -> np.random.Generator:
         """The numpy generator called `name`."""
         if name not in self._numpy:
-            self._numpy[name] = np.random.Generator(np.random.PCG64(sequence(self.seed, name)))
+            material = sequence(self.seed, name, *self._key(""))
+            self._numpy[name] = np.random.Generator(np.random.PCG64(material))
         return self._numpy[name]
 
     def torch(self, name: str, device: str = "cpu") -> torch.Generator:
         """The torch generator called `name`."""
         if name not in self._torch:
             generator = torch.Generator(device=device)
-            self._torch[name] = generator.manual_seed(integer(self.seed, name))
+            self._torch[name] = generator.manual_seed(integer(self.seed, name, *self._key("")))
         return self._torch[name]
 
     def owns(self, generator: Generator) -> bool:
@@ -50,14 +67,24 @@ class Streams:
 
     def reseed(self, purpose: str) -> None:
         """Start every stream anew for a purpose; the run itself has the purpose ``""``."""
-        random.seed(integer(self.seed, f"{purpose}python"))
-        np.random.seed(integer(self.seed, f"{purpose}numpy"))
-        torch.manual_seed(integer(self.seed, f"{purpose}torch"))
+        key = self._key(purpose)
+        random.seed(integer(self.seed, f"{purpose}python", *key))
+        np.random.seed(integer(self.seed, f"{purpose}numpy", *key))
+        torch.manual_seed(integer(self.seed, f"{purpose}torch", *key))
         for name, stream in self._numpy.items():
-            fresh = np.random.PCG64(sequence(self.seed, purpose + name))
+            fresh = np.random.PCG64(sequence(self.seed, purpose + name, *key))
             stream.bit_generator.state = fresh.state
         for name, generator in self._torch.items():
-            generator.manual_seed(integer(self.seed, purpose + name))
+            generator.manual_seed(integer(self.seed, purpose + name, *key))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Another future from here: every stream of the run itself starts anew, by this number."""
+        self.epoch = epoch
+        self.reseed("")
+
+    def _key(self, purpose: str) -> tuple[int, ...]:
+        """An evaluation has the same seeds in every epoch: scores stay comparable."""
+        return (self.epoch,) if self.epoch and not purpose else ()
 
     @contextmanager
     def borrowed(self, purpose: str) -> Iterator[None]:
@@ -76,6 +103,7 @@ class Streams:
         name, keys, position, has_gauss, cached = legacy
         cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         return {
+            "epoch": self.epoch,
             "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
             "legacy": {
                 "name": str(name),
@@ -92,6 +120,7 @@ class Streams:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue exactly where the saved streams stood."""
+        self.epoch = int(state.get("epoch", 0))  # older checkpoints have none
         python, legacy = state["python"], state["legacy"]
         words = tuple(int(word) for word in python["words"])
         random.setstate((python["version"], words, python["gauss"]))

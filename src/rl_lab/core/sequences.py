@@ -6,32 +6,29 @@ import torch
 from torch import Tensor
 
 from rl_lab.core.batch import STATE, Batch
+from rl_lab.core.tree import map_leaves
 
 
-def as_sequences(value: Tensor, length: int) -> Tensor:
-    """[T, N, …] cut into pieces of `length`: [length, (T / length) · N, …]."""
-    time, envs, *rest = value.shape
-    pieces = value.reshape(time // length, length, envs, *rest).transpose(0, 1)
-    return pieces.reshape(length, (time // length) * envs, *rest)
+def as_sequences(value: Any, length: int) -> Any:
+    """[T, N, …] leaves cut into pieces of `length`: [length, (T / length) · N, …]."""
+
+    def cut(leaf: Tensor) -> Tensor:
+        time, envs, *rest = leaf.shape
+        pieces = leaf.reshape(time // length, length, envs, *rest).transpose(0, 1)
+        return pieces.reshape(length, (time // length) * envs, *rest)
+
+    return map_leaves(cut, value)
 
 
 def concatenate(states: list[Any]) -> Any:
     """Memory states of consecutive pieces, [N, …] leaves, in the order of `as_sequences`."""
-    first = states[0]
-    if isinstance(first, dict):
-        return {key: concatenate([state[key] for state in states]) for key in first}
-    return torch.cat(states)
+    return map_leaves(lambda *pieces: torch.cat(pieces), *states)
 
 
 def take(rows: Batch, index: Tensor) -> Batch:
     """The chosen sequences of a batch: dimension 1 of its tensors, dimension 0 of its state."""
-    return {
-        name: _take_state(value, index) if name == STATE else value.index_select(1, index)
-        for name, value in rows.items()
-    }
+    return {name: _select(value, int(name != STATE), index) for name, value in rows.items()}
 
 
-def _take_state(state: Any, index: Tensor) -> Any:
-    if isinstance(state, dict):
-        return {key: _take_state(value, index) for key, value in state.items()}
-    return state.index_select(0, index)
+def _select(value: Any, dimension: int, index: Tensor) -> Any:
+    return map_leaves(lambda leaf: leaf.index_select(dimension, index), value)

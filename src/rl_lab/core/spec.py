@@ -1,6 +1,8 @@
 """What an environment looks like from outside: sizes come from here, never from YAML."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,11 +67,28 @@ Space = Discrete | MultiDiscrete | Box
 
 
 @dataclass(frozen=True, eq=False)
+class Dict:
+    """Named parts, without nesting: `outer/inner` is one name."""
+
+    parts: Mapping[str, Space]
+
+
+Observation = Space | Dict
+
+
+def observation_rows(space: Observation, make: Callable[[Space], Any]) -> Any:
+    """`make` of the space, or of each part of it by name: the shape that observations have."""
+    if isinstance(space, Dict):
+        return {name: make(part) for name, part in space.parts.items()}
+    return make(space)
+
+
+@dataclass(frozen=True, eq=False)
 class EnvSpec:
     """One environment of a vector."""
 
     id: str
-    observation: Space
+    observation: Observation
     action: Space
     max_episode_steps: int | None = None
     reward_threshold: float | None = None

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab.core.tree import map_leaves
+
 # Nested dicts (all keys strings, or all integers) and lists of Tensor, ndarray, str, int, float,
 # bool, None.
 Tree = Any
@@ -51,9 +53,11 @@ def join(tensors: Mapping[str, Tensor], skeleton: Tree) -> Tree:
 
 def where_rows(mask: Tensor, new: Tree, old: Tree) -> Tree:
     """`new` in the rows where `mask` [N] is True, `old` elsewhere, leaf by leaf."""
-    if isinstance(old, Mapping):
-        return {key: where_rows(mask, new[key], value) for key, value in old.items()}
-    return torch.where(mask.view(-1, *[1] * (old.dim() - 1)), new, old)
+    return map_leaves(
+        lambda fresh, kept: torch.where(mask.view(-1, *[1] * (kept.dim() - 1)), fresh, kept),
+        new,
+        old,
+    )
 
 
 def fingerprint(tree: Tree) -> str:

@@ -49,12 +49,12 @@ class CheckReport:
     id: str
     level: str
     points: list[Point] = field(default_factory=list)
-    reason: str | None = None  # why it is not E0
+    reason: str | None = None  # why it is E3
 
     @property
     def exact(self) -> bool:
         """True when every point continued bit for bit."""
-        return self.level == "E0"
+        return self.level != "E3"
 
 
 def check_env(
@@ -75,8 +75,9 @@ def check_env(
     vector = make_vector(config, seeds)
     try:
         vector.reset()
-        if vector.snapshot_level != "E0":
-            return CheckReport(id, vector.snapshot_level, reason=_obstacle(vector))
+        level = vector.snapshot_level
+        if level == "E3":
+            return CheckReport(id, level, reason=_obstacle(vector))
         actions = _random_actions(vector, SEARCH_STEPS + steps, seed)
         moments = _moments(vector, actions)
     finally:
@@ -92,7 +93,7 @@ def check_env(
         ]
     wrong = next((point for point in points if point.difference), None)
     if wrong is None:
-        return CheckReport(id, "E0", points)
+        return CheckReport(id, level, points)
     return CheckReport(id, "E3", points, f"{wrong.name}: another {wrong.difference}")
 
 

@@ -16,7 +16,9 @@ from rl_lab.core import registry
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.envs import dmc, mujoco
 from rl_lab.envs.process import ProcessVector
+from rl_lab.envs.replay import Forgotten, Replayed
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
 from rl_lab.envs.wrappers import check_wrappers, wrap
 
@@ -31,8 +33,17 @@ _PACKAGES = {
     "Vizdoom": "vizdoom",
 }
 
+# Where an environment's code lives -> the extra of ours that installs what it needs.
+_EXTRAS = {
+    "gymnasium.envs.box2d": "box2d",
+    "gymnasium.envs.mujoco": "mujoco",
+    "rl_lab.envs.dmc": "dmc",
+}
+_REPLAYED = "gymnasium.envs.box2d"  # deterministic, and its memory cannot be read
+
 if COUNTER_ID not in gym.registry:
     gym.register(COUNTER_ID, entry_point="rl_lab.envs.counter:CounterEnv")
+    dmc.register()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +75,12 @@ class EnvironmentConfig:
     normalize_reward: bool = option(False, "divide rewards by the deviation of the running return")
     max_episode_steps: int | None = option(None, "truncate episodes here instead of at the default")
     kwargs: dict[str, Any] = option({}, "arguments of the environment's constructor")
+    snapshot: Literal["auto", "replay", "reset"] = option(
+        "auto",
+        "how a resumed run goes on: auto captures the state, or replays where that is known to be "
+        "exact; replay: seed and actions again, in an object made anew for every episode; "
+        "reset: new episodes, inexact",
+    )
 
     def __post_init__(self) -> None:
         if not self.id:
@@ -109,6 +126,10 @@ def make_vector(
         raise UserError(
             "environment.wrappers need environment.vectorization=sync or process (or auto)"
         )
+    if config.snapshot != "auto":
+        raise UserError(
+            "environment.snapshot needs environment.vectorization=sync or process (or auto)"
+        )
     if registered.vector_entry_point is None:
         raise UserError(
             f"'{config.id}' has no native vector: use environment.vectorization=sync (or auto)"
@@ -123,13 +144,15 @@ def resolve_vectorization(config: EnvironmentConfig) -> str:
     """What is asked for; `auto` means `sync` or `native`."""
     if config.vectorization != "auto":
         return config.vectorization
-    plain = not config.wrappers and not config.kwargs
+    plain = not config.wrappers and not config.kwargs and config.snapshot == "auto"
     return "native" if plain and config.id in OWN_RESET_IDS else "sync"
 
 
 def list_environments(text: str = "") -> list[str]:
     """Registered ids that contain the text, whatever the case."""
-    return sorted(id for id in gym.registry if text.lower() in id.lower())
+    _announce_plugins()
+    found = [id for id, each in gym.registry.items() if not _is_retired(each)]
+    return sorted(id for id in found if text.lower() in id.lower())
 
 
 def find(id: str) -> Registered:
@@ -140,9 +163,24 @@ def find(id: str) -> Registered:
             importlib.import_module(module)
         except ImportError as error:
             raise UserError(f"cannot import '{module}' of environment '{id}': {error}") from error
-    if name in gym.registry:
+    _announce_plugins()
+    if name in gym.registry and not _is_retired(gym.registry[name]):
+        if any(each.name == name for each in registry.plugins("env")):
+            registry.get("env", name)  # one that does not load says so here, in one line
         return gym.registry[name]
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
+
+
+def _announce_plugins() -> None:
+    """Tell Gymnasium the environments of plug-ins, which it imports when one is made."""
+    for id in registry.names("env"):
+        if id not in gym.registry:
+            gym.register(id, entry_point=registry.target("env", id))
+
+
+def _is_retired(entry: Registered) -> bool:
+    """True for an id that Gymnasium keeps only to say that it is gone."""
+    return getattr(entry.entry_point, "__name__", "").startswith("_raise")
 
 
 def _advice(name: str) -> str:
@@ -155,6 +193,7 @@ def _advice(name: str) -> str:
         entry.id
         for entry in gym.registry.values()
         if (entry.namespace, entry.name.lower()) == (namespace, stem.lower())
+        and not _is_retired(entry)
     )
     if versions:
         return f": {', '.join(versions)} {'exists' if len(versions) == 1 else 'exist'}"
@@ -173,7 +212,17 @@ def _make_wrapped(
 ) -> gym.Env[Any, Any]:
     """One environment, in this process or in a worker, which does not know the user's wrappers."""
     registry.declare("wrapper", wrappers)
-    return wrap(_make(config, registered), config.wrappers, training=training)
+    choice = config.snapshot
+    if choice == "auto" and _origin(registered).startswith(_REPLAYED):
+        choice = "replay"
+    if choice == "replay":
+        return wrap(
+            Replayed(partial(_make, config, registered)), config.wrappers, training=training
+        )
+    env = _make(config, registered)
+    if choice == "reset":
+        env = Forgotten(env)
+    return wrap(env, config.wrappers, training=training)
 
 
 def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any]:
@@ -181,10 +230,15 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
     if config.max_episode_steps is not None:
         arguments["max_episode_steps"] = config.max_episode_steps
     try:
+        if _origin(registered).startswith("gymnasium.envs.mujoco"):
+            mujoco.route_messages()
         # Gymnasium's own checker costs time at every step; ours is `rl-lab check env`.
-        return gym.make(registered, disable_env_checker=True, **arguments)
+        env = gym.make(registered, disable_env_checker=True, **arguments)
     except (gym.error.Error, ImportError, TypeError) as error:
-        raise _explained(config, error) from error
+        raise _explained(config, registered, error) from error
+    if mujoco.is_data(getattr(env.unwrapped, "data", None)):
+        env = mujoco.NoSilentReset(env, config.id)
+    return env
 
 
 def _make_native(
@@ -196,12 +250,23 @@ def _make_native(
     try:
         return gym.make_vec(registered, count, "vector_entry_point", **arguments)
     except (gym.error.Error, ImportError, TypeError) as error:
-        raise _explained(config, error) from error
+        raise _explained(config, registered, error) from error
 
 
-def _explained(config: EnvironmentConfig, error: Exception) -> Exception:
+def _origin(registered: Registered) -> str:
+    """The module that makes an environment."""
+    entry = registered.entry_point
+    return entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
+
+
+def _explained(config: EnvironmentConfig, registered: Registered, error: Exception) -> Exception:
     """A `UserError` for what a user can change; any other error as it is."""
     if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
+        origin = _origin(registered)
+        extra = next((_EXTRAS[each] for each in _EXTRAS if origin.startswith(each)), None)
+        if extra is not None:
+            advice = f"pip install 'rl-lab[{extra}]'"
+            return UserError(f"environment '{config.id}' needs a package: run `{advice}`")
         return UserError(f"environment '{config.id}' needs a package: {error}")
     if isinstance(error, TypeError) and "argument" not in str(error):
         return error

@@ -25,9 +25,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl_lab.core import seeding
-from rl_lab.core.batch import Array, Step
+from rl_lab.core import registry, seeding
+from rl_lab.core.batch import Array, Obs, Step
 from rl_lab.core.errors import UserError
+from rl_lab.core.tree import assign, copied, picked
 from rl_lab.envs.spaces import describe
 from rl_lab.envs.worker import Make, SharedRows, pack, serve, unpack
 
@@ -80,14 +81,14 @@ class ProcessVector:
         self._context.set_forkserver_preload(["rl_lab.envs.worker"])
         self._shared = SharedRows(self._context, self.spec, self.num_envs)
         self._rows = self._shared.arrays()
-        self._shown = self._rows["first"].copy()  # the frames on which the next actions are taken
+        self._shown = copied(self._rows["first"])  # the frames on which the next actions are taken
         self._cut = np.zeros(self.num_envs, np.bool_)  # episodes that were lost since then
         self._workers: list[Worker] = []
         # Called by `close`, by the garbage collector, and at exit before children are joined.
         self._end: Any = Finalize(self, end_workers, (self._workers,), exitpriority=10)
         self._launch(min(workers or _cores(), self.num_envs))
 
-    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+    def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
         self._require_open()
         if seeds is not None:
@@ -99,7 +100,7 @@ class ProcessVector:
         self._ask("reset", dict(enumerate(given)))
         self.snapshot_level = max(worker.level for worker in self._workers)
         self._cut[:] = False
-        self._shown = self._rows["first"].copy()
+        self._shown = copied(self._rows["first"])
         return self._shown
 
     def step(self, action: Array) -> Step:
@@ -111,16 +112,16 @@ class ProcessVector:
         workers = enumerate(self._workers)
         self._ask("step", {i: action[w.rows] for i, w in workers if not self._cut[w.rows].any()})
         names = ("next_obs", "reward", "terminated", "truncated")
-        next_obs, reward, terminated, truncated = (self._rows[name].copy() for name in names)
+        next_obs, reward, terminated, truncated = (copied(self._rows[name]) for name in names)
         if self._cut.any():
-            next_obs[self._cut] = self._shown[self._cut]
+            assign(next_obs, self._cut, picked(self._shown, self._cut))
             reward[self._cut] = 0.0
             terminated[self._cut], truncated[self._cut] = False, True
             self._cut[:] = False
         obs, ended = next_obs, terminated | truncated
         if ended.any():
-            obs = next_obs.copy()
-            obs[ended] = self._rows["first"][ended]
+            obs = copied(next_obs)
+            assign(obs, ended, picked(self._rows["first"], ended))
         self._shown = obs
         return Step(obs, reward, terminated, truncated, next_obs)
 
@@ -138,8 +139,8 @@ class ProcessVector:
             "seeds": list(self._seeds),
             "faults": self.faults,
             "cut": self._cut.copy(),
-            "shown": self._shown.copy(),
-            "first": self._rows["first"].copy(),
+            "shown": copied(self._shown),
+            "first": copied(self._rows["first"]),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -155,8 +156,9 @@ class ProcessVector:
         self._seeds = [int(seed) for seed in state["seeds"]]
         self.faults += int(state["faults"]) - before
         self._started = bool(state["started"]) and self.snapshot_level != "E3"
-        self._cut[:], self._rows["first"][:] = state["cut"], state["first"]
-        self._shown = np.array(state["shown"])
+        self._cut[:] = state["cut"]
+        assign(self._rows["first"], slice(None), state["first"])
+        self._shown = copied(state["shown"])
 
     def _launch(self, count: int) -> None:
         """Start workers, all at once; whatever fails now is not repaired but told."""
@@ -363,7 +365,7 @@ def end_workers(workers: list[Worker]) -> None:
 
 def _started(context: ForkServerContext, arguments: tuple[Any, ...]) -> Any:
     """A running worker process. It does not run the user's script again unless it needs it."""
-    with suppress(Exception), _without_main():
+    with suppress(Exception), _as_a_new_process_finds_it():
         process = context.Process(target=serve, args=arguments)
         process.start()
         return process
@@ -373,17 +375,19 @@ def _started(context: ForkServerContext, arguments: tuple[Any, ...]) -> Any:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
-    """A new process imports `__main__` as it finds it: an empty one costs nothing.
+def _as_a_new_process_finds_it() -> Iterator[None]:
+    """An empty `__main__`, and the folders of the user's own files.
 
-    So a script needs no `if __name__ == "__main__":` and restarts are quick.
+    A new process imports `__main__`: an empty one costs nothing, so a script needs no
+    `if __name__ == "__main__":` and restarts are quick.
     """
-    main = sys.modules["__main__"]
+    main, path = sys.modules["__main__"], sys.path
     sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.path = [*path, *sorted(registry.local_folders)]
     try:
         yield
     finally:
-        sys.modules["__main__"] = main
+        sys.modules["__main__"], sys.path = main, path
 
 
 def _sentinel(process: Any) -> int:

@@ -1,10 +1,11 @@
-"""The whole state of an environment as a tree of arrays and JSON, and back into a fresh one (E0).
+"""The whole state of an environment as a tree of arrays and JSON, and back into a fresh one.
 
 One recursion walks the wrappers and the base environment alike: they are Python objects with
 attributes. What only draws or describes (spaces, specs, functions, windows) is not state and stays
 as it is. Everything else is captured or refused: nothing is dropped in silence. Nothing is pickled;
-only classes of the environment's own packages, already imported, are built again. The proof that
-it works is made in a second process, by `rl_lab.envs.check`.
+only classes of the environment's own packages, already imported, are built again. Two kinds of
+part bring their own way: a MuJoCo simulation, and an episode that is played again (level E1; all
+else is E0). The proof that it works is made in a second process, by `rl_lab.envs.check`.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ import random
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
@@ -26,6 +27,10 @@ from torch import Tensor
 
 from rl_lab.core.errors import UserError
 from rl_lab.core.state import Tree
+from rl_lab.envs import mujoco
+from rl_lab.envs.replay import Forgotten, Replayed
+
+SAVED = ("E0", "E1")  # levels at which a checkpoint holds what puts an environment back
 
 Tables = Mapping[str, str]  # path of a big constant container -> digest of its content
 
@@ -35,6 +40,7 @@ ARRAY, TRANSPOSED, BYTES, SCALAR, TENSOR = "array", "transposed", "bytes", "scal
 LIST, TUPLE, SET, FROZENSET, DEQUE, MAPPING = "list", "tuple", "set", "frozenset", "deque", "dict"
 GENERATOR, RANDOM_STATE, PYTHON_RANDOM = "generator", "random_state", "python_random"
 ENUM, OBJECT = "enum", "object"
+REPLAY, MUJOCO, PHYSICS = "replay", "mujoco", "physics"
 
 _SEQUENCES = {LIST: list, TUPLE: tuple, SET: set, FROZENSET: frozenset}
 _MAPPINGS: tuple[type, ...] = (dict, OrderedDict, Counter)
@@ -52,6 +58,7 @@ _NOT_STATE = (
     PurePath,
     logging.Logger,
 )
+_DRAWING = ("pygame", "gymnasium.envs.mujoco.mujoco_rendering")  # modules whose objects only draw
 _TABLE_CHARACTERS = 4096  # a container whose text is shorter is saved like anything else
 _PLAIN_SIZE = object.__basicsize__ + 16  # of an instance: a header, `__dict__` and weak references
 
@@ -77,6 +84,13 @@ def obstacle(env: gym.Env[Any, Any]) -> str | None:
     except SnapshotError as error:
         return str(error)
     return None
+
+
+def level(env: gym.Env[Any, Any]) -> str:
+    """How an environment is put back: E0 its state, E1 its actions, E3 not at all."""
+    if obstacle(env) is not None:
+        return "E3"
+    return "E1" if any(isinstance(layer, Replayed) for layer in _layers(env)) else "E0"
 
 
 def static_tables(envs: Sequence[gym.Env[Any, Any]]) -> dict[str, str]:
@@ -129,6 +143,14 @@ class _Writer:
         kind = type(value)
         if kind is np.ndarray:
             return self._array(value, path)
+        if isinstance(value, Replayed):
+            return {REPLAY: self.node(value.record(), f"{path}.record")}
+        if isinstance(value, Forgotten):
+            raise SnapshotError("environment.snapshot=reset asks for new episodes")
+        if mujoco.is_data(value):
+            return {MUJOCO: mujoco.capture_data(value)}
+        if _is_physics(value):
+            return {PHYSICS: self.node(value.data.ptr, f"{path}.data")}
         if isinstance(value, Tensor):
             return {TENSOR: value.detach().cpu().clone()}
         if kind in (list, tuple, dict) and self._is_unchanged_table(value, path):
@@ -183,11 +205,7 @@ class _Reader:
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.made: dict[str, Any] = {}
-        self.packages = set()
-        layer: Any = env
-        while layer is not None:
-            self.packages.add(type(layer).__module__.partition(".")[0])
-            layer = layer.env if isinstance(layer, gym.Wrapper) else None
+        self.packages = {type(layer).__module__.partition(".")[0] for layer in _layers(env)}
 
     def node(self, node: Tree, current: Any, path: str) -> Any:
         if not isinstance(node, dict):
@@ -225,7 +243,21 @@ class _Reader:
             return self._class(node, current, path)[node[ENUM]]
         if OBJECT in node:
             return self._object(node, current, path)
+        if REPLAY in node or MUJOCO in node or PHYSICS in node:
+            return self._simulator(node, current, path)
         return self._random(node, path)
+
+    def _simulator(self, node: dict[str, Any], current: Any, path: str) -> Any:
+        """Parts that the environment must already have: they are filled in place."""
+        if REPLAY in node and isinstance(current, Replayed):
+            current.replay(self.node(node[REPLAY], None, f"{path}.record"))
+        elif MUJOCO in node and mujoco.is_data(current):
+            mujoco.restore_data(current, node[MUJOCO])
+        elif PHYSICS in node and _is_physics(current):
+            self.node(node[PHYSICS], current.data.ptr, f"{path}.data")
+        else:
+            raise SnapshotError(f"{path} is a {_name(type(current))}, the saved one was another")
+        return current
 
     def _sequence(self, nodes: list[Tree], build: type, current: Any, path: str) -> Any:
         """Objects in a list are filled in place where the environment already has as many."""
@@ -307,8 +339,23 @@ class _Reader:
         return found
 
 
+def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
+    """The wrappers, outermost first, and the base environment."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
 def _is_not_state(value: Any) -> bool:
-    return isinstance(value, _NOT_STATE) or _module(type(value)).startswith("pygame")
+    if isinstance(value, _NOT_STATE) or mujoco.is_model(value):
+        return True
+    return _module(type(value)).startswith(_DRAWING)
+
+
+def _is_physics(value: Any) -> bool:
+    """dm_control's view of a simulation: beside its `MjData` it holds nothing but indices of it."""
+    return any(_name(kind) == "dm_control.mujoco.engine:Physics" for kind in type(value).__mro__)
 
 
 def _is_table(value: Any) -> bool:

@@ -1,17 +1,23 @@
-"""Gymnasium's spaces seen from the lab: sizes out, actions in, observations out."""
+"""Gymnasium's spaces seen from the lab: sizes out, actions in, observations out.
 
-from collections.abc import Callable
+Observations become rows of arrays: indices from 0, images channels first, a Dict or a Tuple a flat
+dict of such arrays.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from rl_lab.core.batch import Array
+from rl_lab.core.batch import Array, Obs
 from rl_lab.core.errors import UserError
-from rl_lab.core.spec import Box, Discrete, EnvSpec, MultiDiscrete, Space
+from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 
 Convert = Callable[[Array], Array]
+_SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a grey image
 
 
 def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: str) -> EnvSpec:
@@ -26,25 +32,23 @@ def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: s
         limit = registered.kwargs.get("max_episode_steps", limit)  # `make_vec` puts it there
     return EnvSpec(
         id=id,
-        observation=to_space(observation, f"the observation space of '{id}'"),
-        action=to_space(action, f"the action space of '{id}'"),
+        observation=Frames(observation, f"the observation space of '{id}'").space,
+        action=action_space(action, f"the action space of '{id}'"),
         max_episode_steps=limit,
         reward_threshold=registered.reward_threshold if registered else None,
     )
 
 
-def to_space(space: spaces.Space[Any], what: str) -> Space:
-    """The lab's description of a space; indices always start at 0."""
-    if isinstance(space, spaces.Discrete):
-        return Discrete(int(space.n))
-    if isinstance(space, spaces.MultiDiscrete):
-        return MultiDiscrete(tuple(int(n) for n in space.nvec.reshape(-1)))
-    if isinstance(space, spaces.Box):
-        return Box(space.shape, np.dtype(space.dtype), space.low.copy(), space.high.copy())
-    raise UserError(
-        f"{what} is {type(space).__name__}, which is not supported yet: "
-        "use an environment or a wrapper with Box, Discrete or MultiDiscrete"
-    )
+# ---------------------------------------------------------------------- actions
+
+
+def action_space(space: spaces.Space[Any], what: str) -> Space:
+    """The lab's description of an action space; indices always start at 0."""
+    if isinstance(space, spaces.MultiBinary):  # each bit is a choice between two
+        return MultiDiscrete((2,) * int(np.prod(space.shape)))
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        raise _unsupported(space, what, "Box, Discrete, MultiDiscrete or MultiBinary")
+    return _leaf(space, what)[0]
 
 
 def action_converter(space: spaces.Space[Any]) -> Convert:
@@ -67,23 +71,154 @@ def action_converter(space: spaces.Space[Any]) -> Convert:
     return shifted
 
 
-def observation_converter(space: spaces.Space[Any]) -> Convert | None:
-    """A batch of observations to indices from 0; None where they are right already."""
-    start, flat = _start(space), len(space.shape or ()) > 1
-    if isinstance(space, spaces.Box) or (start is None and not flat):
-        return None
-
-    def shifted(obs: Array) -> Array:
-        rows = obs if start is None else obs - start
-        return rows.reshape(len(rows), -1) if flat else rows
-
-    return shifted
+# ----------------------------------------------------------------- observations
 
 
-def observation_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of one row of a batch as the environment fills it; indices are int64."""
-    is_box = isinstance(space, spaces.Box)
-    return tuple(space.shape or ()), np.dtype(space.dtype if is_box else np.int64)
+@dataclass(frozen=True)
+class Part:
+    """One array of an observation: where it is in a frame, and how its rows are made."""
+
+    path: tuple[Any, ...]  # keys and indices into the environment's own frame
+    space: Space
+    shape: tuple[int, ...]  # as the environment shows it
+    dtype: np.dtype[Any]
+    convert: Convert | None  # rows as shown -> rows as the lab wants them; None: they are right
+
+    def of(self, frame: Any) -> Any:
+        """This part of a frame, or of a batch of frames."""
+        for key in self.path:
+            frame = frame[key]
+        return frame
+
+
+class Frames:
+    """How the observations of one environment become rows."""
+
+    def __init__(self, space: spaces.Space[Any], what: str = "the observation space") -> None:
+        self.parts: dict[str, Part] = {}
+        for path, leaf in _leaves(space):
+            name = "/".join(str(key) for key in path)
+            mine, convert = _leaf(leaf, what)
+            is_index = isinstance(leaf, spaces.Discrete | spaces.MultiDiscrete)
+            dtype = np.dtype(np.int64 if is_index else leaf.dtype)
+            self.parts[name] = Part(path, mine, tuple(leaf.shape or ()), dtype, convert)
+        self.plain = self.parts.get("")  # the only part, where there is no Dict and no Tuple
+        self.space: Observation = (
+            self.plain.space
+            if self.plain
+            else Dict({name: part.space for name, part in self.parts.items()})
+        )
+
+    def empty(self, count: int) -> Obs:
+        """Room for `count` frames as the environment shows them."""
+        rooms = {
+            name: np.empty((count, *part.shape), part.dtype) for name, part in self.parts.items()
+        }
+        return rooms[""] if self.plain else rooms
+
+    def put(self, rows: Obs, index: int, frame: Any) -> None:
+        """One frame into its row."""
+        if self.plain:
+            rows[index] = frame
+        else:
+            for name, part in self.parts.items():
+                rows[name][index] = part.of(frame)
+
+    def converted(self, rows: Obs) -> Obs:
+        """Rows as the lab wants them: contiguous, indices from 0, channels first."""
+        if self.plain:
+            return rows if self.plain.convert is None else self.plain.convert(rows)
+        return {
+            name: rows[name] if part.convert is None else part.convert(rows[name])
+            for name, part in self.parts.items()
+        }
+
+    def batch(self, frames: Any) -> Obs:
+        """A batch that a Gymnasium vector returned, copied: some write the same buffer again."""
+        rows = {
+            name: np.array(part.of(frames), part.dtype, order="C")
+            for name, part in self.parts.items()
+        }
+        return rows[""] if self.plain else rows
+
+    def given(self, obs: Any) -> tuple[Obs, bool]:
+        """What a user passes, one frame or a batch of them, as rows; and whether it was one."""
+        rows, single = {}, False
+        for name, part in self.parts.items():
+            try:
+                value = np.asarray(part.of(obs), part.dtype)
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"obs has no '{name}'; it needs {list(self.parts)}") from error
+            single = value.ndim == len(part.shape)
+            value = value[None] if single else value
+            if value.shape[1:] != part.shape:
+                wanted = f"{part.shape} or (N, {', '.join(map(str, part.shape))})"
+                of = f" of '{name}'" if name else ""
+                shape = value.shape[1:] if single else value.shape
+                raise ValueError(f"obs{of} has the shape {shape}, this policy wants {wanted}")
+            rows[name] = value
+        return self.converted(rows[""] if self.plain else rows), single
+
+
+def channel_axis(shape: tuple[int, ...]) -> int:
+    """Where the channels of an image with three axes are: there are fewer of them than rows."""
+    return -1 if shape[-1] <= shape[0] else 0
+
+
+def _leaves(
+    space: spaces.Space[Any], path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            yield from _leaves(part, (*path, key))
+    elif isinstance(space, spaces.Tuple):
+        for index, part in enumerate(space):
+            yield from _leaves(part, (*path, index))
+    else:
+        yield path, space
+
+
+def _leaf(space: spaces.Space[Any], what: str) -> tuple[Space, Convert | None]:
+    """The lab's description of a space without parts, and what must be done to its rows."""
+    start = _start(space)
+    if isinstance(space, spaces.Discrete):
+        return Discrete(int(space.n)), None if start is None else (lambda rows: rows - start)
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec = tuple(int(n) for n in space.nvec.reshape(-1))
+        flat = len(space.shape) > 1
+
+        def from_zero(rows: Array) -> Array:
+            shifted = rows if start is None else rows - start
+            return shifted.reshape(len(shifted), -1) if flat else shifted
+
+        return MultiDiscrete(nvec), None if start is None and not flat else from_zero
+    if isinstance(space, spaces.MultiBinary):
+        shape = tuple(space.shape)
+        return Box(shape, np.dtype(np.int8), np.zeros(shape), np.ones(shape)), None
+    if isinstance(space, spaces.Box):
+        convert = _channels_first(space)
+        low, high = (space.low[None], space.high[None])
+        if convert is not None:
+            low, high = convert(low), convert(high)
+        return Box(low.shape[1:], np.dtype(space.dtype), low[0].copy(), high[0].copy()), convert
+    raise _unsupported(space, what, "Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple")
+
+
+def _channels_first(space: spaces.Box) -> Convert | None:
+    """How rows of an image become [N, C, H, W]; None where they are, or where it is no image."""
+    shape = space.shape
+    if len(shape) == 3 and channel_axis(shape) == -1:
+        return lambda rows: np.ascontiguousarray(rows.transpose(0, 3, 1, 2))
+    if len(shape) == 2 and space.dtype == np.uint8 and min(shape) >= _SMALLEST_GREY:
+        return lambda rows: rows[:, None]
+    return None
+
+
+def _unsupported(space: spaces.Space[Any], what: str, known: str) -> UserError:
+    return UserError(
+        f"{what} has a {type(space).__name__}, which is not supported: "
+        f"use an environment or a wrapper with {known}"
+    )
 
 
 def _start(space: spaces.Space[Any]) -> Any:

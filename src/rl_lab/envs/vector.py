@@ -14,16 +14,12 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from rl_lab.core import seeding
-from rl_lab.core.batch import Array, Step
+from rl_lab.core.batch import Array, Obs, Step
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Discrete
+from rl_lab.core.tree import assign, copied, picked
 from rl_lab.envs import snapshot
-from rl_lab.envs.spaces import (
-    action_converter,
-    describe,
-    observation_converter,
-    observation_layout,
-)
+from rl_lab.envs.spaces import Frames, action_converter, describe
 
 
 class SyncVector:
@@ -37,27 +33,24 @@ class SyncVector:
         self.envs = list(envs)
         self.num_envs = _same_length(self.envs, seeds)
         self.spec = describe(self.envs[0], id)
-        space = self.envs[0].observation_space
-        self._shape, self._dtype = observation_layout(space)
+        self._frames = Frames(self.envs[0].observation_space)
         self._to_env = action_converter(self.envs[0].action_space)
-        self._from_env = observation_converter(space)
         self._python_actions = isinstance(self.spec.action, Discrete)
         self._tables = snapshot.static_tables(self.envs)
         self._episodes = _Episodes(seeds)
         self.snapshot_level = self._level()
 
-    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+    def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
         first = self._episodes.resets == 0
-        obs = np.empty((self.num_envs, *self._shape), self._dtype)
+        obs = self._frames.empty(self.num_envs)
         given = self._episodes.start(seeds)
         for index, (env, seed) in enumerate(zip(self.envs, given, strict=True)):
-            obs[index], _ = env.reset(seed=seed)
+            self._frames.put(obs, index, env.reset(seed=seed)[0])
         if first:
-            self.snapshot_level = (
-                self._level()
-            )  # some environments build their simulator in `reset`
-        return self._converted(obs)
+            # Some environments build their simulator in `reset`.
+            self.snapshot_level = self._level()
+        return self._frames.converted(obs)
 
     def step(self, action: Array) -> Step:
         """One decision per environment; ended episodes are already reset in `Step.obs`."""
@@ -66,23 +59,27 @@ class SyncVector:
         actions: Any = self._to_env(action)
         if self._python_actions:
             actions = actions.tolist()
-        next_obs = np.empty((count, *self._shape), self._dtype)
+        next_obs, put = self._frames.empty(count), self._frames.put
         reward = np.empty(count, np.float64)
         terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         first_frames: dict[int, Any] = {}
         for index, env in enumerate(self.envs):
-            next_obs[index], reward[index], ended, cut, _ = env.step(actions[index])
+            frame, reward[index], ended, cut, _ = env.step(actions[index])
+            put(next_obs, index, frame)
             if ended or cut:
                 terminated[index] = ended
                 truncated[index] = not ended  # both flags: it is a termination
                 first_frames[index], _ = env.reset()
-        obs = next_obs
+        shown = self._frames.converted(next_obs)
+        obs = shown
         if first_frames:
-            obs = next_obs.copy()
-            for index, frame in first_frames.items():
-                obs[index] = frame
+            starts = self._frames.empty(len(first_frames))
+            for row, frame in enumerate(first_frames.values()):
+                put(starts, row, frame)
+            obs = copied(shown)
+            assign(obs, list(first_frames), self._frames.converted(starts))
             self._episodes.resets += len(first_frames)
-        return Step(self._converted(obs), reward, terminated, truncated, self._converted(next_obs))
+        return Step(obs, reward, terminated, truncated, shown)
 
     def close(self) -> None:
         """Free what the environments hold."""
@@ -90,17 +87,17 @@ class SyncVector:
             env.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Every simulator at E0; at E3 only what seeds the fresh start."""
+        """Every simulator where it can be saved; at E3 only what seeds the fresh start."""
         state = self._episodes.state_dict() | {"level": self.snapshot_level}
-        if self.snapshot_level == "E0":
+        if self.snapshot_level in snapshot.SAVED:
             state["envs"] = [snapshot.capture(env, self._tables) for env in self.envs]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue exactly at E0; at E3 the next call must be `reset`: new episodes, new seeds."""
+        """Continue exactly, or at E3 with new episodes on new seeds: the next call is `reset`."""
         self._episodes.load_state_dict(state)
         self.snapshot_level = state["level"]
-        if self.snapshot_level != "E0":
+        if self.snapshot_level not in snapshot.SAVED:
             self._episodes.start_afresh()
             return
         if len(state["envs"]) != self.num_envs:
@@ -108,11 +105,8 @@ class SyncVector:
         for env, tree in zip(self.envs, state["envs"], strict=True):
             snapshot.restore(env, tree)
 
-    def _converted(self, obs: Array) -> Array:
-        return obs if self._from_env is None else self._from_env(obs)
-
     def _level(self) -> str:
-        return "E0" if snapshot.obstacle(self.envs[0]) is None else "E3"
+        return snapshot.level(self.envs[0])
 
 
 class GymnasiumVector:
@@ -134,13 +128,12 @@ class GymnasiumVector:
             raise UserError(f"the vector of '{id}' does not say its autoreset mode: use sync")
         self._mode = mode
         self._to_env = action_converter(env.single_action_space)
-        self._from_env = observation_converter(env.single_observation_space)
-        self._dtype = observation_layout(env.single_observation_space)[1]
+        self._frames = Frames(env.single_observation_space)
         self._one_seed_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self._episodes = _Episodes(seeds)
         self._ended = np.zeros(self.num_envs, np.bool_)
 
-    def reset(self, seeds: Sequence[int] | None = None) -> Array:
+    def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
         given: Any = self._episodes.start(seeds)
         self._ended = np.zeros(self.num_envs, np.bool_)
@@ -164,8 +157,8 @@ class GymnasiumVector:
                 next_obs = self._with_final_frames(frames, infos, ended)
             else:
                 first_frames, _ = self.env.reset(options={"reset_mask": ended.copy()})
-                obs = np.array(obs)
-                obs[ended] = self._own(first_frames)[ended]
+                obs = copied(obs)
+                assign(obs, ended, picked(self._own(first_frames), ended))
         self._ended = ended
         reward = np.array(rewards, np.float64)
         return Step(obs, reward, terminated, truncated & ~terminated, next_obs, valid)
@@ -183,16 +176,14 @@ class GymnasiumVector:
         self._episodes.load_state_dict(state)
         self._episodes.start_afresh()
 
-    def _own(self, frames: Any) -> Array:
-        """A contiguous copy: some vectors return the buffer that they write again."""
-        obs = np.array(frames, self._dtype, order="C")
-        return obs if self._from_env is None else self._from_env(obs)
+    def _own(self, frames: Any) -> Obs:
+        return self._frames.converted(self._frames.batch(frames))
 
-    def _with_final_frames(self, frames: Any, infos: dict[str, Any], ended: Array) -> Array:
-        whole = np.array(frames, self._dtype, order="C")
+    def _with_final_frames(self, frames: Any, infos: dict[str, Any], ended: Array) -> Obs:
+        whole = self._frames.batch(frames)
         for index in np.flatnonzero(ended):
-            whole[index] = infos["final_obs"][index]
-        return whole if self._from_env is None else self._from_env(whole)
+            self._frames.put(whole, int(index), infos["final_obs"][index])
+        return self._frames.converted(whole)
 
 
 class NativeCartPole:

@@ -23,7 +23,8 @@ from safetensors.torch import save as to_bytes
 
 from rl_lab.core import seeding, state
 from rl_lab.core.batch import Array, Step
-from rl_lab.core.spec import EnvSpec
+from rl_lab.core.spec import EnvSpec, Space, observation_rows
+from rl_lab.core.tree import assign, map_leaves, picked
 from rl_lab.envs.vector import SyncVector
 
 Make = Callable[[], gym.Env[Any, Any]]
@@ -41,23 +42,30 @@ class SharedRows:
     """
 
     def __init__(self, context: BaseContext, spec: EnvSpec, count: int) -> None:
-        frame = (tuple(spec.observation.shape), np.dtype(spec.observation.dtype).str)
+        frame = observation_rows(spec.observation, _layout)
         layout = {"next_obs": frame, "first": frame, "reward": ((), "<f8")}
         layout |= {"terminated": ((), "|b1"), "truncated": ((), "|b1")}
-        self._fields: dict[str, tuple[tuple[int, ...], str, int]] = {}
         size = 0
-        for name, (shape, dtype) in layout.items():
-            self._fields[name] = ((count, *shape), dtype, size)
-            wanted = count * int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+        def place(field: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], str, int]:
+            nonlocal size
+            shape, dtype = (count, *field[0]), field[1]
+            start, wanted = size, int(np.prod(shape)) * np.dtype(dtype).itemsize
             size += -(-wanted // _ALIGNMENT) * _ALIGNMENT
+            return shape, dtype, start
+
+        self._fields = map_leaves(place, layout)
         self._block = context.RawArray("b", max(size, 1))
 
-    def arrays(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Any]:
         """Views of the shared memory, all N rows."""
-        return {
-            name: np.frombuffer(self._block, dtype, int(np.prod(shape)), offset).reshape(shape)
-            for name, (shape, dtype, offset) in self._fields.items()
-        }
+
+        def view(field: tuple[tuple[int, ...], str, int]) -> Array:
+            shape, dtype, start = field
+            return np.frombuffer(self._block, dtype, int(np.prod(shape)), start).reshape(shape)
+
+        arrays: dict[str, Any] = map_leaves(view, self._fields)
+        return arrays
 
 
 def serve(
@@ -130,13 +138,13 @@ class _Desk:
         # Environments that draw from the process-wide generators repeat themselves, too.
         self.streams = seeding.Streams(seeding.integer(seeds[0], "worker"))
         self.vector = SyncVector([make() for _ in seeds], seeds, id)
-        self.rows = {name: array[rows] for name, array in shared.arrays().items()}
+        self.rows = picked(shared.arrays(), rows)
 
     def answer(self, command: str, argument: Any) -> Any:
         if command == "step":
             return self.write(self.vector.step(argument))
         if command == "reset":
-            self.rows["first"][:] = self.vector.reset(argument)
+            assign(self.rows["first"], slice(None), self.vector.reset(argument))
         elif command == "save":
             tree = {"vector": self.vector.state_dict(), "streams": self.streams.state_dict()}
             return pack(tree)
@@ -148,10 +156,14 @@ class _Desk:
 
     def write(self, step: Step) -> None:
         rows = self.rows
-        rows["next_obs"][:] = step.next_obs
+        assign(rows["next_obs"], slice(None), step.next_obs)
         rows["reward"][:] = step.reward
         rows["terminated"][:] = step.terminated
         rows["truncated"][:] = step.truncated
         if step.obs is not step.next_obs:
             ended = step.terminated | step.truncated
-            rows["first"][ended] = step.obs[ended]
+            assign(rows["first"], ended, picked(step.obs, ended))
+
+
+def _layout(space: Space) -> tuple[tuple[int, ...], str]:
+    return tuple(space.shape), np.dtype(space.dtype).str

@@ -17,7 +17,7 @@ from rl_lab.core.distributions import HALF_LOG_TWO_PI
 from rl_lab.core.spec import Box, Discrete
 from rl_lab.networks.mlp import MLPEncoder
 from rl_lab.networks.model import ActorCritic, Torso
-from rl_lab.networks.normalizer import CLIP
+from rl_lab.networks.normalizer import CLIP, ObservationNormalizer
 
 Forward = Callable[[Array], Array]
 # (obs [N, …], generator or None for the mode) -> (action [N, …], log_prob [N])
@@ -38,6 +38,7 @@ def fast_policy(model: ActorCritic) -> FastPolicy | None:
     space = encoder.flatten.space if isinstance(encoder, MLPEncoder) else None
     if model.has_memory or not isinstance(space, Box) or model.critic.weight.is_cuda:
         return None
+    assert isinstance(encoder, MLPEncoder) and isinstance(model.normalizer, ObservationNormalizer)
     layers = [*encoder.layers, *head.hidden, head.output]
     functions = [_numpy_layer(layer) for layer in layers]
     if any(function is None for function in functions):

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Literal
 
 import torch
@@ -47,6 +47,23 @@ class MLPEncoderConfig:
             raise ValueError(f"hidden_dims must be positive, got {self.hidden_dims}")
 
 
+def sized(name: str, *hidden_dims: int) -> type["MLPEncoder"]:
+    """The MLP encoder with other default widths, under a name of its own."""
+    config = make_dataclass(
+        "MLPEncoderConfig",
+        [
+            ("type", str, option(name, f"mlp with hidden_dims {list(hidden_dims)}")),
+            ("hidden_dims", list[int], option(list(hidden_dims), "width of each hidden layer")),
+        ],
+        bases=(MLPEncoderConfig,),
+        namespace={"__doc__": "Widths and activation."},
+        frozen=True,
+        kw_only=True,
+    )
+    namespace = {"Config": config, "__doc__": f"Observation to features, {list(hidden_dims)} wide."}
+    return type("MLPEncoder", (MLPEncoder,), namespace)
+
+
 class Flatten(nn.Module):
     """An observation of any space as a float vector: one-hot for indices, flat for arrays."""
 
@@ -85,3 +102,9 @@ class MLPEncoder(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """[..., *obs] to [..., out_dim]."""
         return self.layers(self.flatten(obs))
+
+
+MLPTiny = sized("mlp_tiny", 64)
+MLPSmall = sized("mlp_small", 128, 128)
+MLPMedium = sized("mlp_medium", 256, 256)
+MLPLarge = sized("mlp_large", 512, 512)

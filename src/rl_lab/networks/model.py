@@ -7,19 +7,25 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.core import registry
+from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.distributions import (
     Categorical,
     DiagonalGaussian,
     Distribution,
     MultiCategorical,
+    masked,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option, section, variant
-from rl_lab.core.spec import Discrete, EnvSpec, MultiDiscrete, Space
+from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.state import where_rows
+from rl_lab.core.tree import picked
+from rl_lab.networks.cnn import is_image
+from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import Activation, linear, mlp
-from rl_lab.networks.normalizer import NormalizeObs, ObservationNormalizer
+from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
+_IMAGES_AT_ONCE = 1024  # rows of a rollout that are looked at in one go
 State = dict[str, dict[str, Tensor]]  # torso -> its memory's state
 
 
@@ -35,7 +41,7 @@ class HeadConfig:
 class NetworkConfig:
     """encoder → memory → heads."""
 
-    encoder: Any = variant("encoder", {"type": "mlp"}, "observation to features")
+    encoder: Any = variant("encoder", {"type": "auto"}, "observation to features")
     memory: Any = variant("memory", {"type": "none"}, "what is remembered within an episode")
     actor: HeadConfig = section(HeadConfig, "features to the action distribution")
     critic: HeadConfig = section(HeadConfig, "features to the value")
@@ -46,20 +52,18 @@ class NetworkConfig:
 class Torso(nn.Module):
     """Encoder and memory."""
 
-    def __init__(self, config: NetworkConfig, observation: Space) -> None:
+    def __init__(self, config: NetworkConfig, observation: Observation) -> None:
         super().__init__()
-        encoder = registry.get("encoder", config.encoder.type)
-        memory = registry.get("memory", config.memory.type)
-        self.encoder = encoder(config.encoder, observation)
-        self.memory = memory(config.memory, self.encoder.out_dim)
+        self.encoder = make_encoder(config.encoder, observation)
+        self.memory = registry.of("memory", config.memory)(config.memory, self.encoder.out_dim)
         self.out_dim: int = self.memory.out_dim
 
-    def step(self, obs: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, obs: Any, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """One time step [N, …]."""
         features, state = self.memory.step(self.encoder(obs), state)
         return features, state
 
-    def sequence(self, obs: Tensor, state: dict[str, Tensor], resets: Tensor) -> Tensor:
+    def sequence(self, obs: Any, state: dict[str, Tensor], resets: Tensor) -> Tensor:
         """[T, N, …] with resets inside; any leading shape when there is no memory."""
         features: Tensor = self.memory.sequence(self.encoder(obs), state, resets)[0]
         return features
@@ -84,9 +88,11 @@ class PolicyHead(nn.Module):
             self.output = linear(width, action.size, gain=0.01)
             self.log_std = nn.Parameter(torch.full((action.size,), log_std))
 
-    def forward(self, features: Tensor) -> Distribution:
-        """[..., D] to a distribution with batch shape [...]."""
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Distribution:
+        """[..., D] to a distribution with batch shape [...]; `mask` is 0 where it must not go."""
         raw = self.output(self.hidden(features))
+        if mask is not None:
+            raw = masked(raw, mask)
         if isinstance(self.action, Discrete):
             return Categorical(raw)
         if isinstance(self.action, MultiDiscrete):
@@ -111,7 +117,9 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.has_memory = config.memory.type != "none"
-        self.normalizer = ObservationNormalizer(normalize_obs, spec.observation)
+        self.is_masked = _check_mask(spec)
+        self.sees_images = _sees_images(spec.observation)
+        self.normalizer = make_normalizer(normalize_obs, spec.observation)
         roles = ("shared",) if config.shared_torso else ("actor", "critic")
         self.torsos = nn.ModuleDict({role: Torso(config, spec.observation) for role in roles})
         self.actor_torso, self.critic_torso = roles[0], roles[-1]
@@ -124,27 +132,28 @@ class ActorCritic(nn.Module):
         """What every memory starts an episode with."""
         return {role: self._torso(role).memory.initial_state(batch) for role in self.torsos}
 
-    def policy_step(self, obs: Tensor, state: State) -> tuple[Distribution, State]:
+    def policy_step(self, obs: Any, state: State) -> tuple[Distribution, State]:
         """The distribution for N environments, and all memories one step further."""
-        obs = self.normalizer(obs)
+        mask, obs = self._mask(obs), self.normalizer(obs)
         roles = list(self.torsos) if self.has_memory else [self.actor_torso]
         steps = {role: self._torso(role).step(obs, state[role]) for role in roles}
         new_state = {role: moved for role, (_, moved) in steps.items()}
-        return self.actor(steps[self.actor_torso][0]), {**state, **new_state}
+        return self.actor(steps[self.actor_torso][0], mask), {**state, **new_state}
 
-    def forward(self, obs: Tensor, state: State, resets: Tensor) -> tuple[Distribution, Tensor]:
+    def forward(self, obs: Any, state: State, resets: Tensor) -> tuple[Distribution, Tensor]:
         """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
-        obs = self.normalizer(obs)
+        mask, obs = self._mask(obs), self.normalizer(obs)
         features = {
             role: self._torso(role).sequence(obs, state[role], resets) for role in self.torsos
         }
-        return self.actor(features[self.actor_torso]), self._value(features[self.critic_torso])
+        policy = self.actor(features[self.actor_torso], mask)
+        return policy, self._value(features[self.critic_torso])
 
     def unroll(
         self,
-        obs: Tensor,
+        obs: Any,
         action: Tensor,
-        next_obs: Tensor,
+        next_obs: Any,
         state: State,
         resets: Tensor,
         ended: Tensor,
@@ -152,23 +161,30 @@ class ActorCritic(nn.Module):
     ) -> Unrolled:
         """Log-probs, values and bootstraps of a rollout [T, N, …], as the learner sees it now."""
         if not self.has_memory:
-            policy, value = self(obs, state, resets)
-            _, next_value = self(next_obs, state, resets)
-            return Unrolled(policy.log_prob(action), value, next_value, [state])
+            # Images are looked at bit by bit: as floats they need four times their memory.
+            steps = max(_IMAGES_AT_ONCE // resets.shape[1], 1) if self.sees_images else len(resets)
+            spans = [slice(at, at + steps) for at in range(0, len(resets), steps)]
+            looks = [
+                self._judge(picked(obs, span), action[span], picked(next_obs, span), state)
+                for span in spans
+            ]
+            log_prob, value, next_value = (torch.cat(each) for each in zip(*looks, strict=True))
+            return Unrolled(log_prob, value, next_value, [state])
         log_probs, values, next_values, states = [], [], [], []
-        last = len(obs) - 1
-        fresh = self.initial_state(obs.shape[1])
-        for t in range(len(obs)):
+        last = len(resets) - 1
+        fresh = self.initial_state(resets.shape[1])
+        for t in range(len(resets)):
             if t % chunk == 0:
                 states.append(state)
             state = where_rows(resets[t], fresh, state)
-            log_prob, value, state = self._look(obs[t], action[t], state)
+            log_prob, value, state = self._look(picked(obs, t), action[t], state)
             log_probs.append(log_prob)
             values.append(value)
             # Inside an episode the next row's value is the bootstrap. Elsewhere the memory looks
             # one frame further, and forgets that it did.
             ahead = t == last or bool(ended[t].any())
-            next_values.append(self._look(next_obs[t], action[t], state)[1] if ahead else None)
+            peek = self._look(picked(next_obs, t), action[t], state)[1] if ahead else None
+            next_values.append(peek)
         following = [*values[1:], values[-1]]
         filled = [
             nxt if own is None else torch.where(ended[t], own, nxt) if t < last else own
@@ -176,12 +192,24 @@ class ActorCritic(nn.Module):
         ]
         return Unrolled(torch.stack(log_probs), torch.stack(values), torch.stack(filled), states)
 
-    def _look(self, obs: Tensor, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
-        obs = self.normalizer(obs)
+    def _judge(
+        self, obs: Any, action: Tensor, next_obs: Any, state: State
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probs, values and bootstraps of rows, where there is no memory."""
+        nowhere = torch.zeros((), dtype=torch.bool, device=action.device)
+        policy, value = self(obs, state, nowhere)
+        _, next_value = self(next_obs, state, nowhere)
+        return policy.log_prob(action), value, next_value
+
+    def _look(self, obs: Any, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        mask, obs = self._mask(obs), self.normalizer(obs)
         steps = {role: self._torso(role).step(obs, state[role]) for role in self.torsos}
-        log_prob = self.actor(steps[self.actor_torso][0]).log_prob(action)
+        log_prob = self.actor(steps[self.actor_torso][0], mask).log_prob(action)
         value = self._value(steps[self.critic_torso][0])
         return log_prob, value, {role: moved for role, (_, moved) in steps.items()}
+
+    def _mask(self, obs: Any) -> Tensor | None:
+        return obs[ACTION_MASK] if self.is_masked else None
 
     def _value(self, features: Tensor) -> Tensor:
         value: Tensor = self.critic(self.critic_hidden(features)).squeeze(-1)
@@ -191,3 +219,19 @@ class ActorCritic(nn.Module):
         torso = self.torsos[role]
         assert isinstance(torso, Torso)
         return torso
+
+
+def _check_mask(spec: EnvSpec) -> bool:
+    """True if the observation says which actions are legal; it must do so for each of them."""
+    if not isinstance(spec.observation, Dict) or ACTION_MASK not in spec.observation.parts:
+        return False
+    action, shape = spec.action, spec.observation.parts[ACTION_MASK].shape
+    count = action.n if isinstance(action, Discrete) else sum(getattr(action, "nvec", ()))
+    if shape != (count,):
+        raise UserError(f"'{spec.id}' has an action_mask of shape {shape} for {count} actions")
+    return True
+
+
+def _sees_images(space: Observation) -> bool:
+    parts = space.parts.values() if isinstance(space, Dict) else [space]
+    return any(is_image(part) for part in parts)

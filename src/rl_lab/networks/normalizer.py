@@ -1,5 +1,6 @@
 """Observation normalisation as the policy's first layer: saved with it, frozen in evaluation."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from rl_lab.core.batch import Array
 from rl_lab.core.running_stats import RunningMoments
-from rl_lab.core.spec import Box, Space
+from rl_lab.core.spec import Box, Dict, Observation, Space
 
 NormalizeObs = Literal["off", "running", "static"]
 CLIP = 10.0
@@ -19,6 +20,13 @@ def normalize_mode(setting: bool | str) -> NormalizeObs:
     if setting is False:
         return "off"
     return "static" if setting == "static" else "running"
+
+
+def make_normalizer(mode: NormalizeObs, space: Observation) -> "Normalizer":
+    """One for the observation, or one for each of its parts."""
+    if isinstance(space, Dict):
+        return DictNormalizer(mode, space)
+    return ObservationNormalizer(mode, space)
 
 
 class ObservationNormalizer(nn.Module):
@@ -68,3 +76,28 @@ class ObservationNormalizer(nn.Module):
     def _set(self, shift: Array, scale: Array) -> None:
         self.shift.copy_(torch.as_tensor(shift, dtype=torch.float32))
         self.scale.copy_(torch.as_tensor(scale, dtype=torch.float32))
+
+
+class DictNormalizer(nn.Module):
+    """Each part of a dict observation by itself."""
+
+    def __init__(self, mode: NormalizeObs, space: Dict) -> None:
+        super().__init__()
+        self.keys = list(space.parts)
+        self.parts = nn.ModuleList(
+            ObservationNormalizer(mode, part) for part in space.parts.values()
+        )
+
+    def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Parts [..., *part]."""
+        pairs = zip(self.keys, self.parts, strict=True)
+        return {key: normalizer(obs[key]) for key, normalizer in pairs}
+
+    def absorb(self, obs: Mapping[str, Array]) -> None:
+        """Take fresh frames into the running statistics."""
+        for key, normalizer in zip(self.keys, self.parts, strict=True):
+            assert isinstance(normalizer, ObservationNormalizer)
+            normalizer.absorb(obs[key])
+
+
+Normalizer = ObservationNormalizer | DictNormalizer

@@ -12,6 +12,7 @@ from torch import nn
 
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.collect.evaluate import Evaluation, evaluate
+from rl_lab.collect.stopwatch import Stopwatch, TimedCollector
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.protocols import Buffer, WorkflowContext
@@ -19,6 +20,7 @@ from rl_lab.core.seeding import Streams, integer
 from rl_lab.envs.make import make_vector, resolve_vectorization
 from rl_lab.orchestration import catalog
 from rl_lab.orchestration.config import RunConfig, config_hash
+from rl_lab.orchestration.efficiency import Efficiency
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phases import PhaseDefinition, PhaseScheduler, parse_phases
 from rl_lab.records.checkpoint import CheckpointStore
@@ -70,6 +72,8 @@ def build_run(
     The run's folder is opened last: a mistake leaves nothing behind.
     """
     context = make_context(config)
+    collector, stopwatch = context.collector, Stopwatch(context.device)
+    context = replace(context, collector=TimedCollector(collector, stopwatch))
     workflow = make_workflow(config, context)
     if weights is not None:
         load_weights(workflow, weights)
@@ -79,7 +83,8 @@ def build_run(
         for name in sorted({phase.policy for phase in phases if phase.policy})
     }
     directory = open_directory()
-    metrics, timing = MetricLog(directory.metrics_file), MetricLog(directory.timing_file)
+    metrics = MetricLog(directory.metrics_file)
+    timing = MetricLog(directory.timing_file, essential=False)
     resources = ExitStack()
     for each in (metrics, timing, sinks, context.train_environment):
         resources.callback(each.close)
@@ -90,7 +95,7 @@ def build_run(
         policies=policies,
         components=context.components,
         environment=context.train_environment,
-        collector=context.collector,
+        collector=collector,
         buffers=context.buffers,
         scheduler=PhaseScheduler(phases, config.training.total_timesteps),
         streams=context.rng,
@@ -100,6 +105,7 @@ def build_run(
         store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
         metrics=metrics,
         timing=timing,
+        efficiency=Efficiency(context.train_environment, stopwatch, context.device),
         sinks=sinks,
     ), directory
 

@@ -21,9 +21,19 @@ BUILT_INS = {
         "lstm": "rl_lab.networks.memory.recurrent:LSTM",
         "gru": "rl_lab.networks.memory.recurrent:GRU",
     },
-    "encoder": {"mlp": "rl_lab.networks.mlp:MLPEncoder"},
+    "encoder": {
+        "auto": "rl_lab.networks.encoder:AutoEncoder",
+        "impala": "rl_lab.networks.cnn:ImpalaCNN",
+        "mlp": "rl_lab.networks.mlp:MLPEncoder",
+        "mlp_large": "rl_lab.networks.mlp:MLPLarge",
+        "mlp_medium": "rl_lab.networks.mlp:MLPMedium",
+        "mlp_small": "rl_lab.networks.mlp:MLPSmall",
+        "mlp_tiny": "rl_lab.networks.mlp:MLPTiny",
+        "nature": "rl_lab.networks.cnn:NatureCNN",
+    },
     "buffer": {"rollout": "rl_lab.buffers.rollout:RolloutBuffer"},
     "wrapper": {
+        "ActionMask": "rl_lab.envs.wrappers.action:ActionMask",
         "ActionRemap": "rl_lab.envs.wrappers.action:ActionRemap",
         "ActionRepeat": "rl_lab.envs.wrappers.time:ActionRepeat",
         "CountBonus": "rl_lab.envs.wrappers.reward:CountBonus",
@@ -123,6 +133,8 @@ def _import_file(file: Path) -> Any:
     assert spec is not None and spec.loader is not None
     module = util.module_from_spec(spec)
     sys.modules[name] = module  # before it runs: dataclasses look their module up
+    if name == file.stem:
+        registry.local_folders.add(str(file.parent))
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -82,7 +82,11 @@ class ComputeConfig:
 
     compile: Literal["auto", "on", "off"] = option("auto", "compile the update with torch.compile")
     threads: Literal["auto"] | int = option("auto", "torch threads within one operation")
-    on_nonfinite: Literal["raise"] = option("raise", "what a NaN or an infinity does to the run")
+    on_nonfinite: Literal["raise", "skip", "rollback"] = option(
+        "raise",
+        "a NaN or an infinity: stop with a dump, drop that update or rollout, or go back to the "
+        "last checkpoint with new random numbers",
+    )
 
     def __post_init__(self) -> None:
         """At least one thread."""
@@ -95,6 +99,9 @@ class WandbConfig:
     """Weights & Biases."""
 
     enabled: bool = option(False, "also send metrics to Weights & Biases")
+    mode: Literal["auto", "online", "offline", "disabled"] = option(
+        "auto", "auto: online if you are logged in, otherwise a folder that can be synced later"
+    )
     project: str = option("rl-lab", "project there")
     entity: str | None = option(None, "team or user there; empty: your default")
     tags: list[str] = option([], "tags there")

@@ -16,6 +16,23 @@ RENAMED = {
     "num_envs": "environment.num_envs",
     "total_timesteps": "training.total_timesteps",
     "max_timesteps": "training.total_timesteps",
+    "env_wrappers": "environment.wrappers",
+    "env_kwargs": "environment.kwargs",
+    "normalize_obs": "environment.normalize_obs",
+    "normalize_reward": "environment.normalize_reward",
+    "algo_id": "algorithm.name",
+    "policy_lr": "algorithm.learning_rate",
+    "learning_rate": "algorithm.learning_rate",
+    "n_steps": "algorithm.rollout_steps",
+    "n_epochs": "algorithm.epochs",
+    "batch_size": "algorithm.batch_size",
+    "gamma": "algorithm.gamma",
+    "gae_lambda": "algorithm.gae_lambda",
+    "clip_range": "algorithm.clip_range",
+    "ent_coef": "algorithm.entropy_coefficient",
+    "vf_coef": "algorithm.value_coefficient",
+    "max_grad_norm": "algorithm.max_grad_norm",
+    "target_kl": "algorithm.target_kl",
     "workflow": "algorithm",
     "controllers": "components",
     "environment.name": "environment.id",
@@ -76,7 +93,7 @@ def upgrade(
     move = _Move(deepcopy(dict(tree)), dict(origins))
     for old, new in RENAMED.items():
         move.rename(old, new)
-    for special in (_normalisation, _wrapper, _buffer, _network):
+    for special in (_device, _normalisation, _wrapper, _buffer, _network):
         special(move)
     if move.problems:
         raise ConfigError(move.problems)
@@ -151,6 +168,14 @@ class _Move:
             self.origins[new + path.removeprefix(old)] = self.origins.pop(path)
         self.put(new, value)
         self.done.append((old, new))
+
+
+def _device(move: _Move) -> None:
+    """`cuda` in those files meant the author's machine; `auto` takes a GPU where there is one."""
+    path = "experiment.device"
+    if move.get(path) == "cuda" and origin_of(path, move.origins) != COMMAND_LINE:
+        move.put(path, "auto")
+        move.done.insert(0, (f"{path} cuda", "auto"))  # never hidden behind "and 9 more"
 
 
 def _normalisation(move: _Move) -> None:

@@ -7,31 +7,28 @@ Nothing here names an algorithm, a loss or a network. Everything that a resumed 
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from rl_lab.collect.evaluate import Evaluation
-from rl_lab.core.batch import Batch, Metrics
+from rl_lab.core.batch import Metrics
 from rl_lab.core.clock import Counters, Every
-from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.errors import NonFiniteError, RunError
 from rl_lab.core.protocols import Buffer, Collector, VectorEnv
-from rl_lab.core.seeding import Streams
+from rl_lab.core.seeding import Streams, undisturbed
 from rl_lab.core.state import Stateful, Tree
+from rl_lab.orchestration import guard
 from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.efficiency import Efficiency
 from rl_lab.orchestration.phases import PhaseScheduler
-from rl_lab.orchestration.progress import Progress
+from rl_lab.orchestration.progress import Progress, numbers_of
 from rl_lab.orchestration.signals import StopRequest
 from rl_lab.records.checkpoint import CheckpointStore
-from rl_lab.records.commit import commit_tree
 from rl_lab.records.faults import fault
 from rl_lab.records.metrics import MetricLog
 from rl_lab.records.sinks import Sinks
 from rl_lab.workflows.base import Workflow
-
-PREFIXES = {"update_controller": "controller"}  # every other update hook logs under train/
 
 
 @dataclass(kw_only=True)
@@ -54,9 +51,11 @@ class Orchestrator:
     identity: dict[str, Any]  # what a resume must find again: configuration and numerics
     metrics: MetricLog
     timing: MetricLog
+    efficiency: Efficiency
     sinks: Sinks
     stop: StopRequest = field(default_factory=StopRequest)
     on_save: Callable[[], object] = lambda: None  # told after every checkpoint
+    on_rollback: Callable[[int], object] = lambda step: None  # told where the run went back to
 
     def __post_init__(self) -> None:
         """Clocks, from the configuration."""
@@ -69,13 +68,22 @@ class Orchestrator:
             "log": Every(self.config.logging.every_steps or max(total // 500, 1)),
         }
         self.seconds: dict[str, float] = {}  # wall time per stage since the last row
-        self.row_start = 0  # the step of the last row
+        self.row_start = Counters()  # as they were at the last row
         self.hooks: dict[str, Callable[..., Metrics]] = {
             name: getattr(self.workflow, name) for name in self.workflow.hooks
         }
+        self.exempt = guard.nonfinite_paths(guard.learned(self))  # meant to be so from the start
 
     def run(self) -> bool:
         """Until the phases are over or somebody asks to stop. True if the run is complete."""
+        while True:
+            try:
+                return self.go_on()
+            except NonFiniteError as error:
+                guard.roll_back(self, error)  # raises it again, unless that is wanted and possible
+
+    def go_on(self) -> bool:
+        """The loop itself."""
         patience = self.config.evaluation.patience
         while self.progress.streak < patience and (action := self.scheduler.next_action()):
             fault("hook.before")
@@ -91,7 +99,8 @@ class Orchestrator:
                     self.save()
                 return False
         self.write_row()
-        self.save()
+        if not self.save():
+            raise RunError("the last checkpoint could not be written: free some space, then resume")
         return True
 
     def execute(self, action: str) -> None:
@@ -99,29 +108,26 @@ class Orchestrator:
         started = time.perf_counter()
         phase = self.scheduler.view()
         buffer = self.buffers[phase["buffer"] or next(iter(self.buffers))]
-        batch: Batch | None = None
         steps = updates = 0
-        try:
+        with guard.watching(self, action) as evidence:
             if action == "collect":
                 policy = self.policies.get(phase["policy"] or "", self.workflow)
                 result = policy.collect_step(self.counters.env_steps, phase=phase)
                 if result.trajectory is not None:
+                    guard.check_data(result.trajectory)
                     buffer.add(result.trajectory)
                 steps = result.steps
                 self.counters.env_steps += steps
                 self.counters.episodes += result.episodes
-                self.note({_named(key, "collect"): v for key, v in result.metrics.items()})
+                self.note(numbers_of(result.metrics, "collect"))
             elif action == "evaluate":
                 self.measure()
             elif buffer.ready():
-                batch = buffer.sample()
-                metrics = self.hooks[action](batch, phase=phase)
-                prefix = PREFIXES.get(action, "train")
-                self.note({_named(key, prefix): v for key, v in metrics.items()}, mean=True)
+                evidence.batch = buffer.sample()
+                numbers = numbers_of(self.hooks[action](evidence.batch, phase=phase), action)
+                guard.check_update(action, numbers)
+                self.note(numbers, mean=True)
                 updates = 1
-        except NonFiniteError as error:
-            self.dump(action, batch, error)
-            raise
         self.counters.updates += updates
         self.scheduler.advance(action, steps=steps, updates=updates)
         if self.scheduler.at_cycle_start:
@@ -136,7 +142,8 @@ class Orchestrator:
         clock, warmup = self.clocks["evaluate"], self.config.evaluation.warmup_steps
         if clock.due(step) and step // clock.period * clock.period > warmup:
             started = time.perf_counter()
-            self.measure()
+            with guard.watching(self, "evaluate"):
+                self.measure()
             self.seconds["evaluate"] = time.perf_counter() - started
             self.clocks["log"].last = step
             self.write_row()
@@ -150,16 +157,13 @@ class Orchestrator:
     def measure(self) -> None:
         """One evaluation. Training state and random streams are left bit for bit."""
         summary = self.evaluate("eval", self.config.evaluation.episodes).summary()
+        guard.check_score(summary["return_mean"])
         self.note({f"eval/{key}": value for key, value in summary.items()})
         goal = self.config.evaluation.stop_at
         self.progress.judge(summary["return_mean"], self.counters.env_steps, goal)
 
-    def note(self, metrics: Mapping[str, Any], *, mean: bool = False) -> None:
+    def note(self, numbers: Mapping[str, float], *, mean: bool = False) -> None:
         """Metrics for the next row, and for the conditions of phases."""
-        numbers = {
-            name: value.item() if isinstance(value, Tensor) else float(value)
-            for name, value in metrics.items()
-        }
         self.scheduler.observe(numbers)
         self.progress.note(numbers, mean=mean)
 
@@ -169,26 +173,29 @@ class Orchestrator:
         if not row:
             return
         row |= {"updates": self.counters.updates, "episodes": self.counters.episodes}
+        row |= guard.counts(self.progress)
         self.metrics.append(step, row)
-        trained = self.seconds.get("collect", 0.0) + self.seconds.get("update", 0.0)
-        timing = {"time/sps": (step - self.row_start) / max(trained, 1e-9)}
-        timing |= {f"time/{stage}": seconds for stage, seconds in self.seconds.items()}
+        timing = self.efficiency.row(self.row_start, self.counters, self.seconds)
         self.timing.append(step, timing)
-        self.row_start, self.seconds = step, {}
-        self.sinks.write(step, row | timing)
+        self.row_start, self.seconds = replace(self.counters), {}
+        with undisturbed():  # a display may draw random numbers
+            self.sinks.write(step, row | timing)
 
-    def save(self) -> None:
-        """A checkpoint here and now. A full disk is an alarm, not the end of the run."""
+    def save(self, score: float | None = None) -> bool:
+        """A checkpoint here and now; False if it failed. A full disk does not end the run."""
         started = time.perf_counter()
-        score = self.progress.best_score if self.progress.best_is_new else None
+        guard.check_good(self)
+        score = self.progress.best_score if self.progress.best_is_new else score
         self.progress.best_is_new = False
+        step, saved = self.counters.env_steps, False
         try:
-            step = self.counters.env_steps
             self.store.save(step, self.state(), score=score, manifest=self.identity)
+            saved = True
             self.on_save()
         except OSError as error:
-            self.sinks.say(f"WARNING: checkpoint at {self.counters.env_steps} failed: {error}")
+            self.sinks.say(f"WARNING: checkpoint at {step} failed: {error}")
         self.seconds["checkpoint"] = time.perf_counter() - started
+        return saved
 
     def state(self) -> Tree:
         """Everything that changes while training. Not listed here = not saved."""
@@ -210,7 +217,7 @@ class Orchestrator:
             self.sinks.say("WARNING: this environment cannot be saved: its episodes start again")
             self.collector.restart()
         self.metrics.truncate(state["metrics_offset"])
-        self.row_start = self.counters.env_steps
+        self.row_start = replace(self.counters)
 
     def load_learned(self, state: Tree) -> None:
         """Only what was learned: the workflow, and its components."""
@@ -222,14 +229,6 @@ class Orchestrator:
     def close(self) -> None:
         """Let go of everything that is open."""
         self.resources.close()
-
-    def dump(self, action: str, batch: Batch | None, error: NonFiniteError) -> None:
-        """What is needed to look at a numerical failure again: state and batch, as they were."""
-        where = self.folder / "crash" / f"step_{self.counters.env_steps:012d}"
-        manifest = {"hook": action, "message": str(error), "details": error.details}
-        if not where.exists():  # a resumed run fails in the same way, at the same step
-            commit_tree(where, {"state": self.state(), "batch": batch}, manifest=manifest)
-        error.add_note(f"state and batch are in {where}")
 
     def _parts(self) -> Iterable[tuple[str, Stateful]]:
         yield "environment", self.environment
@@ -243,7 +242,3 @@ class Orchestrator:
             for name, part in parts.items():
                 if isinstance(part, Stateful):
                     yield f"{kind}.{name}", part
-
-
-def _named(key: str, prefix: str) -> str:
-    return key if key.startswith(f"{prefix}/") else f"{prefix}/{key}"

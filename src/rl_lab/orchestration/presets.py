@@ -43,9 +43,9 @@ def split_spec(spec: str) -> tuple[str, str | None]:
 
 
 def find_preset(spec: str, folders: Sequence[Path]) -> Path | None:
-    """The file of `env:variant`, if there is one."""
+    """The file of `env:variant`, or of a plain name such as `ppo_cartpole`, if there is one."""
     environment, variant = split_spec(spec)
-    return None if variant is None else _preset_file(f"{environment}/{variant}", folders)
+    return _preset_file(f"{environment}/{variant}" if variant else spec, folders)
 
 
 def named_preset(name: str, folders: Sequence[Path]) -> Path:

@@ -4,6 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+PREFIXES = {"collect": "collect", "update_controller": "controller"}  # other hooks: train/
+
+
+def numbers_of(metrics: Mapping[str, Any], hook: str) -> dict[str, float]:
+    """What a hook returned as plain numbers, each under its full name."""
+    prefix = PREFIXES.get(hook, "train")
+    return {
+        name if name.startswith(f"{prefix}/") else f"{prefix}/{name}": float(value)
+        for name, value in metrics.items()
+    }
+
 
 @dataclass
 class Progress:
@@ -17,6 +28,9 @@ class Progress:
     best_is_new: bool = False  # there is no checkpoint of it yet
     streak: int = 0  # evaluations in a row that reached the goal
     resumes: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)  # hook -> calls dropped for a bad number
+    in_a_row: dict[str, int] = field(default_factory=dict)  # the same, since the last good call
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # where from, where to, and why
 
     def note(self, numbers: Mapping[str, float], *, mean: bool) -> None:
         """Keep metrics for the next row: the mean since the last row, or the latest value."""

@@ -2,9 +2,10 @@
 
 import json
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration.build import build_run, resolve
 from rl_lab.orchestration.compose import compose
-from rl_lab.orchestration.config import RunConfig, config_hash, to_yaml
+from rl_lab.orchestration.config import RunConfig, config_hash, diff, to_tree, to_yaml
+from rl_lab.orchestration.debug import PROFILE, debugger, for_debugger, profiling, watch_weights
+from rl_lab.orchestration.efficiency import count_parameters
+from rl_lab.orchestration.memory import explaining_memory
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.signals import stop_on_signals
 from rl_lab.orchestration.validation import validate
@@ -23,6 +27,7 @@ from rl_lab.records.index import Index, row_of
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.sinks import Sink, Sinks, TensorBoardSink
+from rl_lab.records.wandb import WandbSink, choose_mode
 
 EXACT = ("E0", "E1", "E2")
 # (config, folder, first step) -> what shows the run to a human
@@ -44,12 +49,20 @@ class Outcome:
 
 
 def train(
-    config: RunConfig, *, root: Path, command: Sequence[str] = (), view: View = no_view
+    config: RunConfig,
+    *,
+    root: Path,
+    command: Sequence[str] = (),
+    view: View = no_view,
+    debug: bool = False,
 ) -> Outcome:
-    """A new run, from the first step. Nothing is written before everything could be built."""
-    config = resolve(config)
-    warm = find_weights(config.training.warm_start, root)
+    """A new run, from the first step. Nothing is written before everything could be built.
+
+    With `debug`, weight statistics and a profile are written into its `logs/`.
+    """
     sinks = Sinks([], None)
+    config = settle(config, sinks)
+    warm = find_weights(config.training.warm_start, root)
 
     def create() -> RunDirectory:
         name = config.experiment.name or f"{config.environment.id}-{config.algorithm.name}"
@@ -59,12 +72,26 @@ def train(
         write_atomically(directory.provenance_file, facts.encode())
         return directory
 
-    orchestrator, directory = build_run(config, create, sinks, weights=warm)
+    with explaining_memory(config):
+        orchestrator, directory = build_run(config, create, sinks, weights=warm)
     with directory.lock(), closing(orchestrator):
-        return _drive(orchestrator, directory, root, view)
+        return _drive(orchestrator, directory, root, view, debug)
 
 
-def resume(reference: str, *, root: Path, view: View = no_view) -> Outcome:
+def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
+    """What this process makes of a config before it is written down, said once."""
+    if held := debugger():
+        config = for_debugger(config)
+        sinks.say(f"{held} is attached: one environment, in this process")
+    resolved = resolve(config)
+    chosen = diff(to_tree(config), to_tree(resolved))
+    if chosen:
+        words = (f"{path}={value}" for path, _, value in chosen)
+        sinks.say(f"auto: {', '.join(words)}")
+    return resolved
+
+
+def resume(reference: str, *, root: Path, view: View = no_view, debug: bool = False) -> Outcome:
     """Continue a run from its newest good checkpoint, or from the one that is named."""
     directory, which = find_run(reference, root)
     with directory.lock():
@@ -74,10 +101,11 @@ def resume(reference: str, *, root: Path, view: View = no_view) -> Outcome:
         # A run that has no checkpoint yet begins again, from the weights it began with.
         fresh = not CheckpointStore(directory.checkpoints).steps()
         weights = find_weights(config.training.warm_start, root) if fresh else None
-        orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
+        with explaining_memory(config):
+            orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
         with closing(orchestrator):
             _return_to(orchestrator, which)
-            return _drive(orchestrator, directory, root, view)
+            return _drive(orchestrator, directory, root, view, debug)
 
 
 def _return_to(orchestrator: Orchestrator, which: Which) -> None:
@@ -127,7 +155,9 @@ def find_weights(reference: str | None, root: Path) -> Tree | None:
     return store.load(store.preferred() if which is None else which)[0]["workflow"]
 
 
-def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View) -> Outcome:
+def _drive(
+    orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View, debug: bool
+) -> Outcome:
     """Run the loop under signal handlers; whatever happens, the summary tells it."""
     config, start = orchestrator.config, orchestrator.counters.env_steps
     before = directory.read_summary()
@@ -138,6 +168,9 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
         sinks.attach(directory.log_file, view(config, directory, start))
         if config.logging.tensorboard:
             sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
+        if config.logging.wandb.enabled:
+            before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
+    orchestrator.on_rollback = lambda step: _purge(sinks, step)
 
     told = _Told(sinks)
     logging.getLogger("rl_lab").addHandler(told)
@@ -148,6 +181,7 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
         summary = {
             **before,
             **describe(orchestrator, directory),
+            "efficiency": before.get("efficiency", {}) | orchestrator.efficiency.summary(),
             "status": status,
             "wall_time": before.get("wall_time", 0.0) + time.monotonic() - began,
             "updated": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
@@ -155,19 +189,69 @@ def _drive(orchestrator: Orchestrator, directory: RunDirectory, root: Path, view
         }
         directory.write_summary(summary)
         Index(root).upsert(row_of(directory, root))
+        if status != "running":
+            sinks.summarize(summary)
         return summary
 
     with stop_on_signals(orchestrator.stop):
         record("running", error=None)
         orchestrator.on_save = lambda: record("running")
         try:
-            if orchestrator.run():
+            with explaining_memory(config), _watched(orchestrator, directory, debug):
+                finished = orchestrator.run()
+            if finished:
                 return Outcome(directory, record("finished", test=final_test(orchestrator)), 0)
         except BaseException as error:
-            record("failed", error=f"{type(error).__name__}: {error}")
+            with suppress(OSError):  # a full disk, for example: what went wrong first is told
+                record("failed", error=f"{type(error).__name__}: {error}")
             raise
         code = orchestrator.stop.exit_code
         return Outcome(directory, record("preempted" if code == 143 else "interrupted"), code)
+
+
+def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | None) -> str:
+    """Track the run with Weights & Biases, in a process of its own; its id there, kept for life."""
+    # With the time of its birth: no run of another machine has the same id.
+    identity = known or f"{directory.created}-{directory.id}".lstrip("-")[:64]
+    config, sinks = orchestrator.config, orchestrator.sinks
+    wanted = config.logging.wandb
+    mode, reason = choose_mode(wanted.mode, os.environ, Path.home())
+    if mode == "disabled":
+        sinks.say(f"W&B: disabled ({reason})")
+        return identity
+    later = f"; to send it later: wandb sync {directory.path}/wandb/offline-run-*"
+    sinks.say(f"W&B: {mode} ({reason}){later if mode == 'offline' else ''}")
+    options = {
+        "mode": mode,
+        "dir": str(directory.path),
+        "project": wanted.project,
+        "entity": wanted.entity,
+        "tags": [*config.experiment.tags, *wanted.tags],
+        "id": identity,
+        "name": directory.path.name,
+        "config": to_tree(config),
+    }
+    sinks.add(lambda: WandbSink(options, tell=sinks.say))
+    return identity
+
+
+@contextmanager
+def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -> Iterator[None]:
+    """With `--debug`: a row about every weight after each update, and a profile at the end."""
+    if not debug:
+        yield
+        return
+    watch_weights(orchestrator)
+    with profiling(directory.log_file.with_name(PROFILE)):
+        yield
+
+
+def _purge(sinks: Sinks, step: int) -> None:
+    """The run went back to `step`: TensorBoard forgets the future that was lost."""
+    for index, sink in enumerate(sinks.sinks):
+        if isinstance(sink, TensorBoardSink):
+            sink.close()
+            sinks.sinks[index] = TensorBoardSink(sink.folder, purge_step=step)
 
 
 class _Told(logging.Handler):
@@ -196,6 +280,11 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "best_step": progress.best_step,
         "last_return": progress.last_score,
         "resumes": progress.resumes,
+        "skipped": progress.skipped,
+        "rollbacks": progress.rollbacks,
+        "parameters": count_parameters(
+            [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
+        ),
         "snapshot_level": level,
         "resume_exact": level in EXACT or progress.resumes == 0,
         "config_hash": config_hash(orchestrator.config),

@@ -185,6 +185,7 @@ class Checker:
                 where = join(path, TARGET)
                 item, block[TARGET] = self.target(block[TARGET], where)
                 block.setdefault(key, item.__name__)
+                registry.remember(kind, block[TARGET], item)
                 return item
             where = join(path, key)
             return registry.get(kind, str(block[key]))

@@ -4,24 +4,34 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import RunError, UserError
 from rl_lab.records.commit import make_directory
 from rl_lab.records.faults import fault
 
 STEP = "step"
+BUFFER_BYTES = 8 * 1024  # rows are handed to the system in pieces of this size
+PATIENCE_BYTES = 1024 * 1024  # of rows that may wait for a full disk: a thousand or more
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class MetricLog:
-    """An append-only file of rows `{"step": …, "name": value, …}`, buffered until `flush`."""
+    """An append-only file of rows `{"step": …, "name": value, …}`, buffered until `flush`.
 
-    def __init__(self, path: Path) -> None:
+    While the disk is full the rows wait in memory and every append tries again. When too many wait,
+    the run must stop: unless the rows are not essential, then they are given up.
+    """
+
+    def __init__(self, path: Path, *, essential: bool = True) -> None:
         make_directory(path.parent)
         self.path = path
-        self._file = path.open("ab")
+        self.essential = essential
+        self._file = path.open("ab", buffering=0)
+        self._waiting = bytearray()
+        self._given_up = False
         self._drop_torn_line()
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -29,11 +39,17 @@ class MetricLog:
         if STEP in metrics:
             raise ValueError(f"'{STEP}' is the name of the clock, not of a metric")
         row = {STEP: step, **{name: plain(metrics[name]) for name in sorted(metrics)}}
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._waiting += json.dumps(row, allow_nan=False).encode() + b"\n"
+        if len(self._waiting) >= BUFFER_BYTES:
+            try:
+                self._write()
+            except OSError as error:
+                if len(self._waiting) >= PATIENCE_BYTES:
+                    self._give_up(error)
 
     def flush(self) -> None:
-        """Everything appended so far survives a power loss."""
-        self._file.flush()
+        """Everything appended so far survives a power loss; `OSError` if that is impossible."""
+        self._write()
         fault("metrics.after_flush")
         os.fsync(self._file.fileno())
         fault("metrics.after_fsync")
@@ -45,7 +61,9 @@ class MetricLog:
 
     def truncate(self, offset: int) -> None:
         """Forget the rows after `offset`: they belong to a future that was lost."""
-        self._file.flush()
+        with suppress(OSError):  # rows that cannot be written need not be forgotten either
+            self._write()
+        self._waiting.clear()
         size = os.fstat(self._file.fileno()).st_size
         if offset > size:
             raise UserError(
@@ -57,9 +75,30 @@ class MetricLog:
 
     def close(self) -> None:
         """Flush and let go of the file."""
-        if not self._file.closed:
-            self.flush()
-            self._file.close()
+        if self._file.closed:
+            return
+        with self._file:
+            if self._given_up:  # that was said already
+                return
+            try:
+                self.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _write(self) -> None:
+        """Hand over what waits; what the disk has no room for goes on waiting."""
+        while self._waiting:
+            del self._waiting[: self._file.write(self._waiting) or 0]
+
+    def _give_up(self, error: OSError) -> None:
+        """Rows are lost from here: the end of a run whose rows are its truth."""
+        self._given_up = self.essential
+        self._waiting.clear()
+        if self.essential:
+            raise RunError(
+                f"cannot write {self.path}: {error.strerror}; the last checkpoint is good: make "
+                "room, then resume the run"
+            ) from error
 
     def _drop_torn_line(self) -> None:
         """A killed writer may have left half a row; the next one must not be glued to it."""

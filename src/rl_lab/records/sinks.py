@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rl_lab.core.errors import UserError
 
@@ -20,6 +20,9 @@ class Sink:
 
     def say(self, message: str) -> None:
         """Show a message to a human, where there is one."""
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        """Show how the run ended, as summary.json has it."""
 
     def close(self) -> None:
         """Show what is still held back and let go."""
@@ -61,6 +64,10 @@ class Sinks:
         if self._unheard is not None:
             self._unheard.append(message)
         self._tell(message)
+
+    def summarize(self, summary: Mapping[str, Any]) -> None:
+        """Show everywhere how the run ended."""
+        self._each(lambda sink: sink.summarize(summary))
 
     def close(self) -> None:
         """Close every sink, once."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from rl_lab.records.display import Display, load_display
 from rl_lab.records.formatting import format_duration, format_number, sparkline
 from rl_lab.records.sinks import Sink
 
@@ -17,20 +18,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 RETURN, SCORE = "collect/return_mean", "eval/return_mean"
-SHOWN = {  # the metrics that matter, in the order of the table -> decimals
-    SCORE: 1,
-    RETURN: 1,
-    "collect/length_mean": 1,
-    "train/policy_loss": 4,
-    "train/value_loss": 4,
-    "train/entropy": 3,
-    "train/approx_kl": 4,
-    "train/clip_fraction": 3,
-    "train/explained_variance": 3,
-    "train/grad_norm": 3,
-    "train/learning_rate": 2,
-    "time/sps": 0,
-}
 HISTORY = 512  # values kept per metric: the default of 500 rows a run fits
 SPARK_WIDTH = 24
 FULL_WIDTH, NARROW_WIDTH = 78, 60  # never wider; narrower than this drops the sparklines
@@ -48,6 +35,7 @@ class TerminalView(Sink):
         title: str,
         console: "Console | None" = None,
         start_step: int = 0,
+        display: Display | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         if console is None:
@@ -57,6 +45,7 @@ class TerminalView(Sink):
         self.console = console
         self.total = total_steps
         self.title = title
+        self.display = load_display() if display is None else display
         self.now = now
         self.live_display = (
             console.is_terminal
@@ -88,8 +77,9 @@ class TerminalView(Sink):
     def remember(self, step: int, row: Mapping[str, float]) -> None:
         """Take a row into history and best without showing it, as a resumed run needs it."""
         with self._lock:
-            for name in SHOWN.keys() & row.keys():
-                self.history.setdefault(name, deque(maxlen=HISTORY)).append(float(row[name]))
+            for name, value in row.items():
+                if self.display[name].show:
+                    self.history.setdefault(name, deque(maxlen=HISTORY)).append(float(value))
             score = row.get(SCORE, math.nan)
             if score > (self.best[0] if self.best else -math.inf):
                 self.best = (score, step)
@@ -165,9 +155,9 @@ class TerminalView(Sink):
         """The row in one line, for logs and pipes."""
         parts = [f"{self.step:{len(f'{self.total:,}')},}/{self.total:,}", f"{self._percent():>4}"]
         if RETURN in self.history:
-            parts.append(f"return {format_number(self.history[RETURN][-1], 1)}")
+            parts.append(f"return {self.display[RETURN].text(self.history[RETURN][-1])}")
         if SCORE in row:
-            parts.append(f"eval {format_number(row[SCORE], 1)}")
+            parts.append(f"eval {self.display[SCORE].text(row[SCORE])}")
         return "  ".join(["", *parts, *self._pace()])
 
     def _line_is_due(self, row: Mapping[str, float]) -> bool:
@@ -233,7 +223,7 @@ class TerminalView(Sink):
         status = Text("  ".join(pace), style="dim", no_wrap=True, overflow="ellipsis")
         if self.best:
             score, step = self.best
-            best = f"  best eval {format_number(score, SHOWN[SCORE])} at {step:,}"
+            best = f"  best eval {self.display[SCORE].text(score)} at {step:,}"
             status.append(best, style="not dim green")
         return status
 
@@ -254,23 +244,34 @@ class TerminalView(Sink):
         table.add_column("last", no_wrap=True, justify="right", min_width=10)
         if sparklines:
             table.add_column("history", no_wrap=True, min_width=SPARK_WIDTH)
-        names = [name for name in SHOWN if name in self.history]
+        names = self.display.ordered(self.history)
         for name in names[: max(self.console.height - 9, 1)]:  # what a low terminal has room for
-            values = self.history[name]
-            group, _, metric = name.partition("/")
+            values, style = self.history[name], self.display[name]
+            group, slash, metric = name.rpartition("/")
             cells = [
-                Text.assemble((f"{group}/", "dim"), metric),
-                Text(format_number(values[-1], SHOWN[name]), style=self._style(name, values[-1])),
+                Text.assemble(
+                    (group + slash, "dim"),
+                    (metric, "bold" if style.highlight else ""),
+                    (f" {style.unit}" if style.unit and sparklines else "", "dim"),
+                ),
+                Text(style.text(values[-1]), style=self._style(name)),
             ]
             if sparklines:
                 cells.append(Text(sparkline(list(values), SPARK_WIDTH), style="cyan"))
             table.add_row(*cells)
         return table
 
-    def _style(self, name: str, value: float) -> str:
+    def _style(self, name: str) -> str:
+        """Red for what is not finite; green for a highlighted metric at its best so far."""
+        value, style = self.history[name][-1], self.display[name]
         if not math.isfinite(value):
             return "bold red"
-        return "bold green" if name == SCORE and self.best and value >= self.best[0] else ""
+        best = style.best(self.history[name])
+        if name == SCORE and self.best and style.better == "higher":
+            best = self.best[0]  # also of rows that the history has forgotten
+        if style.highlight:
+            return "bold green" if value == best else "bold"
+        return ""
 
     def _go_live(self) -> None:
         """Start the live area, and the thread that refreshes it between rows."""

@@ -35,6 +35,7 @@ from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.sequences import as_sequences, concatenate, take
+from rl_lab.core.tree import map_leaves
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.model import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
@@ -222,7 +223,7 @@ class PPO(Workflow):
         self.order_rng = context.rng.torch("minibatches")
 
     @torch.no_grad()
-    def act(self, obs: Tensor, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """Sample, or take the mode; memories move one step on."""
         if self.fast is not None:
             action, log_prob = self.fast(obs.numpy(), None if deterministic else self.fast_rng)
@@ -252,7 +253,7 @@ class PPO(Workflow):
             if self.reward_scale:
                 self.reward_scale.load_state_dict(saved_scale or {})
             raise
-        self.model.normalizer.absorb(batch[OBS].cpu().numpy())
+        self.model.normalizer.absorb(map_leaves(lambda leaf: leaf.cpu().numpy(), batch[OBS]))
         return metrics
 
     @torch.no_grad()

@@ -12,9 +12,11 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_lab.core import registry, seeding
-from rl_lab.core.batch import Array
+from rl_lab.core.batch import ACTION_MASK, Array
 from rl_lab.core.errors import UserError
 from rl_lab.envs.wrappers import arguments
+
+OBSERVATION = "observation"  # the name of what was the whole observation before
 
 
 @registry.register("wrapper", "StickyActions")
@@ -86,6 +88,58 @@ class ActionRemap(gym.ActionWrapper[Any, Any, Any]):
     def action(self, action: int | np.integer[Any]) -> Any:
         """The environment's own action; a copy, so that no environment can change the list."""
         return copy.copy(self.actions[int(action)])
+
+
+@registry.register("wrapper", "ActionMask")
+class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
+    """Shows which actions are legal: `info["action_mask"]` becomes a part of the observation.
+
+    The policy never takes an action whose entry is 0. A MultiDiscrete environment gives one entry
+    for each value of each component, side by side. Must come after wrappers that change actions.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        space, own = env.action_space, env.observation_space
+        if isinstance(space, spaces.Discrete):
+            self.sizes = [int(space.n)]
+        elif isinstance(space, spaces.MultiDiscrete):
+            self.sizes = [int(n) for n in space.nvec.reshape(-1)]
+        else:
+            raise UserError(f"needs a discrete action, got {arguments.said(space)}")
+        self.is_dict = isinstance(own, spaces.Dict)
+        parts = dict(own.spaces) if isinstance(own, spaces.Dict) else {OBSERVATION: own}
+        mask = spaces.MultiBinary(sum(self.sizes))
+        self.observation_space = spaces.Dict({**parts, ACTION_MASK: mask})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """A new episode, and what is legal in it at first."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._with_mask(obs, info, ended=False), info
+
+    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+        """One step, and what is legal after it."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        shown = self._with_mask(obs, info, ended=terminated or truncated)
+        return shown, reward, terminated, truncated, info
+
+    def _with_mask(self, obs: Any, info: dict[str, Any], *, ended: bool) -> dict[str, Any]:
+        if ACTION_MASK not in info:
+            raise UserError(f"this environment gives no info['{ACTION_MASK}']")
+        given = info[ACTION_MASK]
+        parts = given if isinstance(given, tuple | list) else [given]
+        mask = np.concatenate([np.asarray(part).reshape(-1) for part in parts]) != 0
+        if len(mask) != sum(self.sizes):
+            raise UserError(
+                f"info['{ACTION_MASK}'] has {len(mask)} entries for {sum(self.sizes)} actions"
+            )
+        choices = np.split(mask, np.cumsum(self.sizes)[:-1])
+        if not ended and not all(each.any() for each in choices):
+            raise UserError(f"info['{ACTION_MASK}'] forbids every action")
+        own = obs if self.is_dict else {OBSERVATION: obs}
+        return {**own, ACTION_MASK: mask.astype(np.int8)}
 
 
 def _legal(space: spaces.Space[Any], written: Any) -> Any:

@@ -11,14 +11,10 @@ from numpy.typing import NDArray
 from rl_lab.core import registry
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
+from rl_lab.envs.spaces import channel_axis
 from rl_lab.envs.wrappers import arguments
 
 _LUMA = (299, 587, 114)  # thousandths of red, green and blue (ITU-R BT.601)
-
-
-def channel_axis(shape: tuple[int, ...]) -> int:
-    """Where the channels of an image with three axes are: there are fewer of them than rows."""
-    return -1 if shape[-1] <= shape[0] else 0
 
 
 @registry.register("wrapper", "Grayscale")

@@ -10,8 +10,8 @@ from gymnasium import spaces
 from rl_lab.core import registry
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
+from rl_lab.envs.spaces import channel_axis
 from rl_lab.envs.wrappers import arguments
-from rl_lab.envs.wrappers.image import channel_axis
 
 
 @registry.register("wrapper", "FrameStack")

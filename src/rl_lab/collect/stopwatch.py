@@ -1,0 +1,67 @@
+"""How long a policy takes to decide: measured on a few of the real decisions of a run."""
+
+import time
+from typing import Any
+
+import torch
+
+from rl_lab.core.batch import Action, CollectResult
+from rl_lab.core.protocols import Act, Collector
+
+SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
+
+
+class Stopwatch:
+    """Seconds of the measured decisions. A clock can only be read: the run is not changed by it."""
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.seconds = 0.0
+        self.measured = 0
+        self._decisions = 0
+
+    def timed(self, act: Act) -> Act:
+        """The same policy; one of `SAMPLE_EVERY` decisions is measured, the first of a run not."""
+
+        def decide(obs: Any, state: Any, *, deterministic: bool) -> Action:
+            self._decisions += 1
+            if self._decisions % SAMPLE_EVERY:
+                return act(obs, state, deterministic=deterministic)
+            self._wait()
+            started = time.perf_counter()
+            action = act(obs, state, deterministic=deterministic)
+            self._wait()
+            self.seconds += time.perf_counter() - started
+            self.measured += 1
+            return action
+
+        return decide
+
+    def _wait(self) -> None:
+        """A GPU computes on while Python goes on: its work counts too."""
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize(self.device)
+
+
+class TimedCollector:
+    """A collector whose policy is measured. It has no state of its own: the inner one is saved."""
+
+    def __init__(self, inner: Collector, stopwatch: Stopwatch) -> None:
+        self.inner = inner
+        self.stopwatch = stopwatch
+
+    def collect(self, act: Act, *, steps: int, state: Any = None) -> CollectResult:
+        """As the inner collector does it."""
+        return self.inner.collect(self.stopwatch.timed(act), steps=steps, state=state)
+
+    def restart(self) -> None:
+        """As the inner collector does it."""
+        self.inner.restart()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the inner collector."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Into the inner collector."""
+        self.inner.load_state_dict(state)

@@ -1,0 +1,142 @@
+"""The DeepMind Control suite (Tassa et al. 2018, arXiv:1801.00690) as Gymnasium environments.
+
+`dm_control/cheetah-run` is the task `run` of the domain `cheetah`. Observations are the suite's
+state features, one after the other, as float32. The package is imported when one is made.
+"""
+
+import os
+import sys
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_lab.core.batch import Array
+from rl_lab.core.errors import UserError
+from rl_lab.envs.mujoco import invalid_state, route_messages
+
+NAMESPACE = "dm_control"
+STEPS = 1000  # the time limit of every task but lqr, which has none
+TASKS = {
+    "acrobot": ("swingup", "swingup_sparse"),
+    "ball_in_cup": ("catch",),
+    "cartpole": (
+        *("balance", "balance_sparse", "swingup", "swingup_sparse"),
+        *("two_poles", "three_poles"),
+    ),
+    "cheetah": ("run",),
+    "dog": ("stand", "walk", "trot", "run", "fetch"),
+    "finger": ("spin", "turn_easy", "turn_hard"),
+    "fish": ("upright", "swim"),
+    "hopper": ("stand", "hop"),
+    "humanoid": ("stand", "walk", "run", "run_pure_state"),
+    "humanoid_CMU": ("stand", "walk", "run"),
+    "lqr": ("lqr_2_1", "lqr_6_2"),
+    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
+    "pendulum": ("swingup",),
+    "point_mass": ("easy", "hard"),
+    "quadruped": ("walk", "run", "escape", "fetch"),
+    "reacher": ("easy", "hard"),
+    "stacker": ("stack_2", "stack_4"),
+    "swimmer": ("swimmer6", "swimmer15"),
+    "walker": ("stand", "walk", "run"),
+}
+
+
+def register() -> None:
+    """Tell Gymnasium the ids; nothing of the suite is imported yet."""
+    for domain, tasks in TASKS.items():
+        for task in tasks:
+            gym.register(
+                f"{NAMESPACE}/{domain}-{task}",
+                entry_point="rl_lab.envs.dmc:SuiteEnv",
+                max_episode_steps=None if domain == "lqr" else STEPS,
+                kwargs={"domain": domain, "task": task},
+            )
+
+
+class SuiteEnv(gym.Env[Array, Array]):
+    """One task of the suite. A time limit truncates; the suite's discount of 0 terminates."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own declaration)
+
+    def __init__(
+        self,
+        domain: str,
+        task: str,
+        task_kwargs: dict[str, Any] | None = None,
+        environment_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.id = f"{NAMESPACE}/{domain}-{task}"
+        # The task draws from this object for ever. Its seed here fixes what is random about a
+        # model's construction; every seeded reset seeds it again.
+        self.random = np.random.RandomState(0)
+        self.seeded = False
+        arguments = {**(task_kwargs or {}), "random": self.random}
+        self.suite = _load(domain, task, arguments, environment_kwargs)
+        actions = self.suite.action_spec()
+        self.action_space = gym.spaces.Box(
+            actions.minimum.astype(np.float32), actions.maximum.astype(np.float32)
+        )
+        shapes = [spec.shape for spec in self.suite.observation_spec().values()]
+        size = int(sum(np.prod(shape) for shape in shapes))
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self.steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """A new episode; with a seed, the task's generator starts anew."""
+        super().reset(seed=seed)
+        if seed is not None or not self.seeded:
+            self.random.seed(self.np_random.integers(0, 2**32, 8, dtype=np.uint32))
+            self.seeded = True
+        self.steps = 0
+        return _flat(self._advance(None).observation), {}
+
+    def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+        """One control step."""
+        moment = self._advance(np.asarray(action, np.float64))
+        self.steps += 1
+        terminated = bool(moment.last() and moment.discount == 0)
+        truncated = bool(moment.last() and not terminated)
+        return _flat(moment.observation), float(moment.reward), terminated, truncated, {}
+
+    def close(self) -> None:
+        """Free the simulation."""
+        self.suite.close()
+
+    def _advance(self, action: Array | None) -> Any:
+        from dm_control.rl.control import PhysicsError
+
+        try:
+            return self.suite.reset() if action is None else self.suite.step(action)
+        except PhysicsError as error:
+            raise invalid_state(self.id, self.steps, str(error), action) from error
+        except RuntimeError as error:
+            if "OpenGL" not in str(error):
+                raise
+            raise UserError(f"'{self.id}' needs OpenGL: set MUJOCO_GL=egl or osmesa") from error
+
+
+def _load(domain: str, task: str, arguments: Any, settings: Any) -> Any:
+    """The suite's own environment; without a display it is imported without a renderer.
+
+    Otherwise the import tries to open a window, fails and warns. A choice of the user stays.
+    """
+    blind = sys.platform == "linux" and "DISPLAY" not in os.environ
+    blind = blind and "MUJOCO_GL" not in os.environ
+    if blind:
+        os.environ["MUJOCO_GL"] = "disable"
+    try:
+        from dm_control import suite
+    finally:
+        if blind:
+            del os.environ["MUJOCO_GL"]
+    route_messages()
+    return suite.load(domain, task, task_kwargs=arguments, environment_kwargs=settings)
+
+
+def _flat(observation: Any) -> Array:
+    parts = [np.ravel(part) for part in observation.values()]
+    return np.concatenate(parts, dtype=np.float32, casting="same_kind")

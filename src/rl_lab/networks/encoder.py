@@ -1,0 +1,102 @@
+"""From an observation to features: an encoder for its space, or one for each part of a dict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rl_lab.core import registry
+from rl_lab.core.batch import ACTION_MASK
+from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.core.options import option
+from rl_lab.core.spec import Dict, Observation, Space
+from rl_lab.networks.cnn import is_image
+from rl_lab.networks.mlp import MLPEncoderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoEncoderConfig(MLPEncoderConfig):
+    """Chosen by what there is to see: `image` for images, mlp for anything else."""
+
+    type: str = option("auto", "mlp for vectors and indices, a CNN for images")
+    image: str = option("nature", "encoder of images: nature, impala, or a registered one")
+    parts: dict[str, Any] = option(
+        {}, "encoders of single parts of a dict observation, e.g. {camera: {type: impala}}"
+    )
+
+
+class AutoEncoder:
+    """The name `auto` in the registry. `make_encoder` decides; there is no module of this kind."""
+
+    Config = AutoEncoderConfig
+
+
+class DictEncoder(nn.Module):
+    """One encoder for each part of a dict observation; their features side by side."""
+
+    def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.keys = list(encoders)
+        # torch does not allow dots in the names of modules
+        self.parts = nn.ModuleDict({_module_name(key): each for key, each in encoders.items()})
+        widths: list[Any] = [each.out_dim for each in encoders.values()]
+        self.out_dim: int = sum(widths)
+
+    def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """Parts [..., *part] to [..., out_dim]."""
+        return torch.cat([self.parts[_module_name(key)](obs[key]) for key in self.keys], dim=-1)
+
+
+def make_encoder(config: Any, space: Observation) -> nn.Module:
+    """The encoder that a validated `network.encoder` block means for this observation."""
+    own = dict(getattr(config, "parts", {}) or {})
+    if not isinstance(space, Dict):
+        if own:
+            raise UserError("network.encoder.parts: this observation has no parts")
+        return _for_one(config, space)
+    seen = {name: part for name, part in space.parts.items() if name != ACTION_MASK}
+    for name in own:
+        if name not in seen:
+            raise UserError(f"network.encoder.parts.{name}: unknown part{did_you_mean(name, seen)}")
+    configs = {name: _own_config(name, own[name]) if name in own else config for name in seen}
+    return DictEncoder({name: _for_one(configs[name], part) for name, part in seen.items()})
+
+
+def _for_one(config: Any, space: Space) -> nn.Module:
+    kind = registry.of("encoder", config)
+    if kind is AutoEncoder:
+        if is_image(space):
+            kind = registry.get("encoder", config.image)
+            config = kind.Config()
+        else:
+            kind = registry.get("encoder", "mlp")
+    encoder: nn.Module = kind(config, space)
+    if not hasattr(encoder, "out_dim"):  # a module that was not written for this lab
+        with torch.no_grad():
+            example = torch.from_numpy(np.zeros((1, *space.shape), space.dtype))
+            encoder.out_dim = encoder(example).shape[-1]
+    return encoder
+
+
+def _own_config(name: str, block: Any) -> Any:
+    """The typed settings of one part: `impala`, or `{type: impala, features: 128}`."""
+    where = f"network.encoder.parts.{name}"
+    block = {"type": block} if isinstance(block, str) else block
+    if not isinstance(block, Mapping) or "type" not in block:
+        raise UserError(f"{where} needs a type, such as {{type: mlp, hidden_dims: [64]}}")
+    config = registry.get("encoder", str(block["type"])).Config
+    known = [each.name for each in fields(config)]
+    for key in block:
+        if key not in known:
+            raise UserError(f"{where}.{key}: unknown key{did_you_mean(str(key), known)}")
+    try:
+        return config(**block)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _module_name(key: str) -> str:
+    return key.replace(".", "_")

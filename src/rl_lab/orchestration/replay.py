@@ -1,0 +1,107 @@
+"""A numerical failure met again, from its dump. The run itself is not touched."""
+
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from torch import Tensor
+
+from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.state import Tree
+from rl_lab.core.tree import map_leaves
+from rl_lab.orchestration import guard
+from rl_lab.orchestration.build import build_run
+from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.progress import numbers_of
+from rl_lab.orchestration.session import find_weights
+from rl_lab.orchestration.validation import validate
+from rl_lab.records.commit import MANIFEST, CorruptCheckpoint, read_tree
+from rl_lab.records.run_directory import RunDirectory, find_run
+from rl_lab.records.sinks import Sinks
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a dump says, and what happened this time."""
+
+    dump: Path
+    hook: str
+    step: int
+    expected: str
+    error: NonFiniteError | None  # None: it went well this time
+
+    @property
+    def reproduced(self) -> bool:
+        """The same failure, word for word."""
+        return self.error is not None and str(self.error) == self.expected
+
+
+def replay(reference: str, root: Path) -> Replay:
+    """Load a dump, do what failed, and say whether it fails again."""
+    where = find_dump(reference, root)
+    try:
+        tree, manifest = read_tree(where)
+        hook, step, expected = manifest["hook"], int(manifest["step"]), manifest["message"]
+        config = validate(manifest["config"], {})
+    except (CorruptCheckpoint, KeyError) as error:
+        raise UserError(f"{where} is damaged or not a crash dump: {error}") from error
+    config = replace(config, compute=replace(config.compute, on_nonfinite="raise"))
+    failure = None
+    with TemporaryDirectory(prefix="rl-lab-replay-") as folder:
+        try:
+            _again(config, tree, hook, step, root, Path(folder))
+        except NonFiniteError as error:
+            failure = error
+    return Replay(where, hook, step, expected, failure)
+
+
+def find_dump(reference: str, root: Path) -> Path:
+    """The folder of a dump itself, or the newest dump of a run."""
+    path = Path(reference)
+    if (path / MANIFEST).exists():
+        return path
+    if path.parent.name == "crash" and path.is_dir():
+        raise UserError(f"{path} is damaged: it has no {MANIFEST}")
+    run = find_run(reference, root)[0]
+    dumps = [each for each in (run.path / "crash").glob("step_*") if each.is_dir()]
+    if not dumps:
+        raise UserError(f"run {run.id} has no crash dump: it never met a NaN or an infinity")
+    return max(dumps, key=lambda each: each.stat().st_mtime_ns)
+
+
+def _again(config: RunConfig, tree: Tree, hook: str, step: int, root: Path, folder: Path) -> None:
+    state, batch = tree["state"], tree["batch"]
+    weights = find_weights(config.training.warm_start, root) if state is None else None
+    made = build_run(
+        config, lambda: RunDirectory.create(folder, "replay"), Sinks([]), weights=weights
+    )
+    run = made[0]
+    with closing(run):
+        if state is not None:
+            run.load({**state, "metrics_offset": 0})  # its rows stay in its own folder
+        if hook == "collect":
+            _until_after(run, step)
+        elif hook == guard.SAVE:
+            guard.check_good(run)
+        elif hook == "evaluate":
+            run.measure()
+        else:
+            batch = map_leaves(lambda leaf: _on(leaf, config.experiment.device), batch)
+            metrics = run.hooks[hook](batch, phase=run.scheduler.view())
+            guard.check_update(hook, numbers_of(metrics, hook))
+
+
+def _until_after(run: Orchestrator, step: int) -> None:
+    """The loop, as far as the rollout that began at `step`."""
+    while run.counters.env_steps <= step and (action := run.scheduler.next_action()):
+        run.execute(action)
+        if run.scheduler.at_cycle_start:
+            run.counters.cycles += 1
+            run.after_cycle()
+
+
+def _on(leaf: Any, device: str) -> Any:
+    return leaf.to(device) if isinstance(leaf, Tensor) else leaf

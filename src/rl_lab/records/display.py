@@ -1,0 +1,141 @@
+"""How metrics are shown: precision, order, highlight, unit. One YAML says it for every reader."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from rl_lab.core.errors import ConfigError, did_you_mean
+from rl_lab.records.formatting import format_number
+
+Better = Literal["higher", "lower"]
+
+BUILT_IN = Path(__file__).parents[1] / "configs" / "metrics.yaml"
+OWN = Path("configs") / "metrics.yaml"  # of the user, in the folder where the command is typed
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricStyle:
+    """How one metric, or every metric of a pattern, is shown."""
+
+    precision: int = 4  # decimals
+    highlight: bool = False  # one of the numbers that matter most
+    show: bool = True  # in the live table
+    better: Better | None = None  # which direction is good, where one is
+    unit: str = ""
+
+    def text(self, value: float) -> str:
+        """The value as a reader wants it."""
+        return format_number(value, self.precision)
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """The best of the values; None if no direction is good, or there is nothing to compare."""
+        known = [value for value in values if value == value]  # without NaN
+        if self.better is None or not known:
+            return None
+        return max(known) if self.better == "higher" else min(known)
+
+
+class Display:
+    """The styles of all metrics, by name or pattern, in the order of the screen."""
+
+    def __init__(self, styles: Mapping[str, MetricStyle]) -> None:
+        self.styles = dict(styles)
+        self._places = {key: place for place, key in enumerate(self.styles)}
+        self._found: dict[str, str | None] = {}  # metric -> the key that decides
+
+    def __getitem__(self, name: str) -> MetricStyle:
+        """How this metric is shown."""
+        key = self._key(name)
+        return MetricStyle() if key is None else self.styles[key]
+
+    def ordered(self, names: Iterable[str]) -> list[str]:
+        """The names in the order of the file; those of one pattern by alphabet."""
+        last = len(self._places)
+
+        def place(name: str) -> tuple[int, str]:
+            key = self._key(name)
+            return (last if key is None else self._places[key], name)
+
+        return sorted(names, key=place)
+
+    def _key(self, name: str) -> str | None:
+        if name not in self._found:
+            matches = (key for key in self.styles if fnmatchcase(name, key))
+            self._found[name] = name if name in self.styles else next(matches, None)
+        return self._found[name]
+
+
+def load_display(files: Sequence[Path] | None = None) -> Display:
+    """The lab's own file, and the user's before it: its entries come first, in its own order.
+
+    What an entry of the user leaves out is as in the lab's entry of the same name. All mistakes of
+    all files are reported at once.
+    """
+    problems: list[str] = []
+    styles: dict[str, MetricStyle] = {}
+    for file in [BUILT_IN, OWN] if files is None else files:
+        blocks = {
+            key: _checked(block, f"{file}: {key}", problems)
+            for key, block in _read(file, problems).items()
+        }
+        merged = {key: _updated(styles.get(key), block) for key, block in blocks.items()}
+        styles = {**merged, **{key: style for key, style in styles.items() if key not in merged}}
+    if problems:
+        raise ConfigError(problems)
+    return Display(styles)
+
+
+def _updated(style: MetricStyle | None, block: Mapping[str, Any]) -> MetricStyle:
+    before = (
+        {} if style is None else {each.name: getattr(style, each.name) for each in fields(style)}
+    )
+    return MetricStyle(**{**before, **block})
+
+
+def _read(file: Path, problems: list[str]) -> dict[str, Any]:
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    try:
+        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problems.append(f"{file}: {' '.join(str(error).split())}")
+        return {}
+    if tree is not None and not isinstance(tree, dict):
+        problems.append(f"{file}: must be a mapping from metrics to how they are shown")
+        return {}
+    return {str(key): block for key, block in (tree or {}).items()}
+
+
+def _checked(block: Any, where: str, problems: list[str]) -> dict[str, Any]:
+    """The keys of a block that are right; the others become problems."""
+    if not isinstance(block, dict):
+        problems.append(f"{where}: must be a block like {{precision: 2}}, got {block!r}")
+        return {}
+    rules = {
+        "precision": ("a number of decimals from 0 to 12", _is_precision),
+        "highlight": ("true or false", _is_bool),
+        "show": ("true or false", _is_bool),
+        "better": ("higher or lower", lambda value: value in (None, *get_args(Better))),
+        "unit": ("text", lambda value: isinstance(value, str)),
+    }
+    right: dict[str, Any] = {}
+    for key, value in block.items():
+        if key not in rules:
+            problems.append(f"{where}.{key}: unknown key{did_you_mean(str(key), rules)}")
+        elif not rules[key][1](value):
+            problems.append(f"{where}.{key}: must be {rules[key][0]}, got {value!r}")
+        else:
+            right[key] = value
+    return right
+
+
+def _is_precision(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 12
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
