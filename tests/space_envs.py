@@ -6,6 +6,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from rl_lab.core.errors import NonFiniteError
+
 PARTS = {
     "camera": spaces.Box(0, 255, (18, 20, 3), np.uint8),
     "inner": spaces.Dict(
@@ -109,6 +111,45 @@ class Gates(gym.Env[Any, Any]):
         return self.np_random.uniform(-1, 1, 3).astype(np.float32), info
 
 
-for name, entry in {"Rooms": Rooms, "Switches": Switches, "Gates": Gates}.items():
-    if f"{name}-v0" not in gym.registry:
-        gym.register(f"{name}-v0", entry_point=entry, max_episode_steps=30)
+class Whole(gym.Env[Any, Any]):
+    """A Box of whole numbers, as some simulators have."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Box(0, 10, (2,), np.int32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+class BreaksDown(gym.Env[Any, Any]):
+    """Raises what a broken simulation raises, from the 20th step on."""
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.steps = 0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        if self.steps >= 20:
+            raise NonFiniteError("the simulation broke down", {"step": self.steps})
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+for entry in (Rooms, Switches, Gates, Whole, BreaksDown):
+    if f"{entry.__name__}-v0" not in gym.registry:
+        gym.register(f"{entry.__name__}-v0", entry_point=entry, max_episode_steps=30)

@@ -116,3 +116,13 @@ def test_a_checkpoint_is_not_a_dump_and_a_good_run_has_none(tmp_path, capsys):
     assert "has no crash dump" in capsys.readouterr().err
     assert main(["replay-crash", str(run.checkpoints / "latest")]) == 2
     assert "not a crash dump" in capsys.readouterr().err
+
+
+def test_a_dump_of_a_debug_run_comes_back_too(tmp_path, capsys):
+    dump = crash(tmp_path, *BAD_UPDATE, "--debug")
+    assert "gradient of" in read_tree(dump)[1]["message"]
+    capsys.readouterr()
+    assert main(["replay-crash", str(dump)]) == 1
+    shown = capsys.readouterr()
+    assert shown.out.startswith("reproduced: ")
+    assert "state and batch are in" not in shown.err  # of the replay: that folder is gone

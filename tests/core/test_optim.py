@@ -136,3 +136,15 @@ def test_gradient_norms_per_part():
 def test_impossible_settings_are_refused(settings):
     with pytest.raises(ValueError, match="must be"):
         OptimizerConfig(**settings)
+
+
+def test_a_good_state_that_is_loaded_learns_again():
+    _, optimizer = make()
+    rows, target = data()
+    step = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": INF}
+    good = optimizer.state_dict()
+    optimizer.step(rows, target * float("nan"), **step)
+    optimizer.load_state_dict(good)
+    before = optimizer.state.flat.clone()
+    optimizer.step(rows, target, **step)
+    assert not torch.equal(optimizer.state.flat, before)

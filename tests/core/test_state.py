@@ -83,3 +83,17 @@ def test_borrowed_streams_come_back_and_are_the_same_every_time():
 def test_names_and_seeds_give_different_streams():
     values = {integer(seed, name, key) for seed in (0, 1) for name in ("a", "b") for key in (0, 1)}
     assert len(values) == 8
+
+
+def test_a_stream_that_an_evaluation_asks_for_first_is_not_the_runs():
+    untouched = Streams(7).numpy("late").random()
+    streams = Streams(7)
+    with streams.borrowed("eval/"):
+        held = streams.numpy("late")
+        first = held.random()
+        streams.torch("later").seed()
+    assert first != untouched
+    assert streams.numpy("late") is held and held.random() == untouched
+    assert streams.torch("later").initial_seed() == Streams(7).torch("later").initial_seed()
+    with streams.borrowed("eval/"):
+        assert streams.numpy("late").random() == first

@@ -9,10 +9,12 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from rl_lab.core.batch import ACTION_MASK
-from rl_lab.core.errors import UserError
+from rl_lab.collect.collector import RolloutCollector
+from rl_lab.core.batch import ACTION, ACTION_MASK, Action
+from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.spec import Box, Dict, Discrete, MultiDiscrete
 from rl_lab.core.tree import named_leaves
+from rl_lab.envs.check import check_env
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.process import ProcessVector
 from rl_lab.envs.spaces import Frames, action_converter, action_space
@@ -208,3 +210,82 @@ def test_blackjack_is_a_tuple_that_can_be_played() -> None:
     for _ in range(20):
         step = vector.step(np.array([0, 1]))
     assert step.next_obs["0"].shape == (2,)
+
+
+def test_whole_numbers_in_a_box_are_rounded_for_the_environment_only() -> None:
+    vector = make_vector(EnvironmentConfig(id="space_envs:Whole-v0"), [0])
+    converted = action_converter(vector.envs[0].action_space)(np.array([[2.6, 11.0]]))
+    assert converted.tolist() == [[3, 10]] and converted.dtype == np.int32
+    collector = RolloutCollector(vector)
+    sampled = np.array([[2.6, 0.4]], np.float32)
+    rows = collector.collect(lambda obs, state, *, deterministic: Action(sampled), steps=3)
+    assert rows.trajectory is not None
+    assert rows.trajectory[ACTION].numpy()[1].tolist() == sampled.tolist()  # as it was sampled
+
+
+def test_a_bad_number_in_a_worker_is_the_runs_business() -> None:
+    config = EnvironmentConfig(id="space_envs:BreaksDown-v0", vectorization="process", workers=2)
+    vector: Any = make_vector(config, [0, 1])
+    vector.reset()
+    with pytest.raises(NonFiniteError, match="the simulation broke down") as caught:
+        for _ in range(30):
+            vector.step(np.zeros(2, np.int64))
+    assert caught.value.details == {"step": 20} and vector.faults == 0
+    assert vector.reset().shape == (2, 2)  # the workers are still there
+    vector.close()
+
+
+@pytest.mark.parametrize("vectorization", ["sync", "process"])
+def test_a_clock_outside_of_a_replayed_environment_goes_on(vectorization: str) -> None:
+    config = EnvironmentConfig(
+        id="LunarLander-v3",
+        wrappers=[{"id": "TimeAware"}],
+        vectorization=vectorization,
+        max_episode_steps=10,
+        workers=1,
+    )
+    vector: Any = make_vector(config, [0])
+    vector.reset()
+    for step in range(1, 26):  # into the third episode
+        shown = vector.step(np.zeros(1, np.int64))
+        assert shown.next_obs[0, -1] == pytest.approx((step - 1) % 10 / 10 + 0.1)
+    assert vector.snapshot_level == "E1"
+    vector.close()
+
+
+def test_check_env_proves_worlds_of_dicts() -> None:
+    report = check_env("space_envs:Rooms-v0", steps=40)
+    assert (report.level, report.reason) == ("E0", None)
+    assert check_env("Blackjack-v1", steps=40).level == "E0"
+
+
+def test_an_observation_outside_of_its_space_is_named() -> None:
+    class Wrong(Switches):
+        def _shown(self) -> Any:
+            return np.zeros(5, np.int8)
+
+    with pytest.raises(UserError, match=r"environment 0 showed an observation.*\(4,\)"):
+        SyncVector([Wrong()], [0], "wrong").reset()
+
+    class Missing(Rooms):
+        def _shown(self) -> Any:
+            return {"camera": np.zeros((18, 20, 3), np.uint8)}
+
+    with pytest.raises(UserError, match="not in its observation space"):
+        SyncVector([Missing()], [0], "missing").reset()
+
+
+def test_a_mask_without_the_wrapper_that_forbids_everything_is_refused() -> None:
+    class Shut(Rooms):
+        def __init__(self) -> None:
+            super().__init__()
+            mask = spaces.MultiBinary(3)
+            self.observation_space = spaces.Dict({"x": spaces.Box(0, 1, (1,)), ACTION_MASK: mask})
+
+        def _shown(self) -> Any:
+            return {"x": np.zeros(1, np.float32), ACTION_MASK: np.zeros(3, np.int8)}
+
+    collector = RolloutCollector(SyncVector([Shut()], [0], "shut"))
+    with pytest.raises(UserError, match="environment 0 forbids every action"):
+        zero = Action(np.zeros(1, np.int64))
+        collector.collect(lambda obs, state, *, deterministic: zero, steps=2)

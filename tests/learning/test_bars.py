@@ -28,6 +28,12 @@ def final_return(tmp_path, spec: str, seed: int, *overrides: str) -> float:
         ("Pendulum-v1:ppo", -300),
         ("CartPole-v1:ppo_gru_masked", 300),
         ("CartPole-v1:ppo_lstm_masked", 300),
+        ("MountainCar-v0:ppo", -120),
+        ("MountainCarContinuous-v0:ppo", 85),
+        ("LunarLander-v3:ppo", 150),
+        ("HalfCheetah-v5:ppo", 1200),
+        ("Hopper-v5:ppo", 1000),
+        ("Walker2d-v5:ppo", 2000),
     ],
 )
 def test_learns(tmp_path, spec, bar, seed):
@@ -40,7 +46,18 @@ def test_without_memory_the_masked_task_cannot_be_solved(tmp_path, seed):
 
 
 @pytest.mark.parametrize(
-    ("env", "bar"), [("CartPole-v1", 475), ("Acrobot-v1", -100), ("Pendulum-v1", -300)]
+    ("env", "bar"),
+    [
+        ("CartPole-v1", 475),
+        ("Acrobot-v1", -100),
+        ("Pendulum-v1", -300),
+        ("MountainCar-v0", -120),
+        ("MountainCarContinuous-v0", 85),
+        ("LunarLander-v3", 150),
+        ("HalfCheetah-v5", 1200),
+        ("Hopper-v5", 1000),
+        ("Walker2d-v5", 2000),
+    ],
 )
 def test_random_actions_do_not_reach_the_bar(tmp_path, env, bar):
     overrides = ["training.total_timesteps=5000", "evaluation.every_steps=0"]

@@ -13,6 +13,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from rl_lab.networks.cnn import ImpalaCNN, ImpalaConfig, NatureCNN, NatureConfig
 from rl_lab.networks.encoder import AutoEncoderConfig, DictEncoder, make_encoder
+from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.memory.recurrent import NoMemoryConfig
 from rl_lab.networks.mlp import MLPEncoder, MLPEncoderConfig
 from rl_lab.networks.model import ActorCritic, NetworkConfig
@@ -208,3 +209,23 @@ def test_images_are_judged_in_pieces_with_the_same_numbers(monkeypatch):
 
 def test_plain_mlp_configs_still_mean_what_they_say():
     assert isinstance(make_encoder(MLPEncoderConfig(), image(1, 4, 4)), MLPEncoder)
+
+
+def test_parts_may_have_any_names():
+    names = ["keys", "values", "type", "", "a.b", "a_b", "training"]
+    space = Dict({name: vector(2) for name in names})
+    encoder = make_encoder(AutoEncoderConfig(hidden_dims=[3]), space)
+    assert len(encoder.parts) == len(names) and encoder.out_dim == 3 * len(names)
+    assert encoder(rows(space, 4)).shape == (4, 3 * len(names))
+
+
+def test_an_encoder_with_a_forward_of_its_own_is_what_acts():
+    class Turned(MLPEncoder):
+        def forward(self, obs):
+            return 5 * super().forward(-obs) + 1
+
+    spec = EnvSpec("x", vector(2), Discrete(3))
+    model = ActorCritic(small(), spec)
+    assert fast_policy(model) is not None
+    model.torsos["actor"].encoder = Turned(MLPEncoderConfig(hidden_dims=[8]), vector(2))
+    assert fast_policy(model) is None

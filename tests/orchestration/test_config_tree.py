@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rl_lab.core import registry
+from rl_lab.core.errors import UserError
 from rl_lab.orchestration.catalog import BUILT_INS
 from rl_lab.orchestration.config import (
     ABSENT,
@@ -17,8 +18,11 @@ from rl_lab.orchestration.config import (
     diff,
     to_tree,
     to_yaml,
+    tree_hash,
 )
+from rl_lab.orchestration.session import resume
 from rl_lab.orchestration.validation import validate
+from tiny_runs import tiny_run
 
 
 def config(**blocks: Any) -> RunConfig:
@@ -87,3 +91,24 @@ def test_every_option_is_described() -> None:
     assert by_path["evaluation.stop_at"].type == "float | null"
     assert by_path["algorithm.name"].default == "ppo"
     assert by_path["algorithm.optimizer.name"].default == "adam"
+
+
+def test_a_run_of_an_earlier_version_resumes_and_an_edited_one_does_not(tmp_path, monkeypatch):
+    """Options that came later are not in its config.yaml, nor in the hash that it saved."""
+    from rl_lab.orchestration import build
+
+    def without_snapshot(tree):
+        environment = {k: v for k, v in tree["environment"].items() if k != "snapshot"}
+        return {**tree, "environment": environment}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "config_hash", lambda c: tree_hash(without_snapshot(to_tree(c))))
+        run = tiny_run(tmp_path, "CartPole-v1:random", "algorithm.collect_steps=16").run
+    text = run.config_file.read_text()
+    written = without_snapshot(yaml.safe_load(text))
+    run.config_file.write_text(yaml.safe_dump(written))
+    assert resume("@last:768", root=tmp_path).exit_code == 0
+    written["evaluation"]["episodes"] = 3
+    run.config_file.write_text(yaml.safe_dump(written))
+    with pytest.raises(UserError, match="was changed after the checkpoint"):
+        resume("@last:768", root=tmp_path)

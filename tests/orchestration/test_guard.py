@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.collect.evaluate import Evaluation
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.state import differences, fingerprint
 from rl_lab.orchestration import guard
-from rl_lab.orchestration.session import resume
+from rl_lab.orchestration.session import final_test, resume
 from rl_lab.records import faults
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import read_metrics
@@ -85,6 +86,8 @@ def test_ten_skips_in_a_row_are_too_many(tiny):
     with pytest.raises(NonFiniteError) as caught:
         hopeless.run()
     assert "10 times in a row" in caught.value.__notes__[-1]
+    dumps = sorted((hopeless.folder / "crash").iterdir())  # the first, and the one that ended it
+    assert len(dumps) == 2 and str(dumps[-1]) in " ".join(caught.value.__notes__)
 
 
 def test_a_bad_rollout_is_dropped_and_new_episodes_begin(tmp_path):
@@ -313,3 +316,14 @@ def test_a_sink_that_draws_random_numbers_changes_nothing(tiny):
         assert orchestrator.run()
         states.append(orchestrator.state())
     assert differences(*states) == []
+
+
+def test_a_bad_final_test_does_not_undo_a_finished_run(tiny, monkeypatch):
+    run = tiny(PPO)
+    assert run.run()
+    bad = Evaluation([float("nan")], [1])
+    monkeypatch.setattr(run, "evaluate", lambda purpose, episodes: bad)
+    said = []
+    monkeypatch.setattr(run.sinks, "say", said.append)
+    assert final_test(run) == {}
+    assert said == ["WARNING: no test result: an evaluation returned nan; it was not judged"]

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from rl_lab.cli import bench
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
@@ -39,6 +40,7 @@ new_app = typer.Typer(
     rich_markup_mode=None,
     context_settings=SETTINGS,
 )
+app.add_typer(bench.app, name="bench")
 app.add_typer(check_app, name="check")
 app.add_typer(new_app, name="new")
 app.add_typer(index_app, name="index")
@@ -324,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if debug and words[0] != "train":  # the others have nothing else to do with it
         words.remove("--debug")
-    if words in ([], ["check"], ["index"], ["new"]):
+    if words in ([], ["bench"], ["check"], ["index"], ["new"]):
         words.append("--help")
     try:
         return app(words, prog_name=PROGRAM, standalone_mode=False) or 0

@@ -10,6 +10,7 @@ from torch import Tensor
 from rl_lab.collect.episodes import EpisodeTracker
 from rl_lab.core.batch import (
     ACTION,
+    ACTION_MASK,
     NEXT_OBS,
     OBS,
     RESET,
@@ -24,9 +25,9 @@ from rl_lab.core.batch import (
     Obs,
     Step,
 )
-from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.protocols import Act, VectorEnv
-from rl_lab.core.spec import Space, observation_rows
+from rl_lab.core.spec import Box, MultiDiscrete, Space, observation_rows
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked
 
@@ -92,6 +93,8 @@ class RolloutCollector:
             finished += self.episodes.add(step.reward, ended, step.valid)
             self._move_on(step, decision, fresh, state)
         _check_finite(rows)
+        if isinstance(rows[OBS], dict) and ACTION_MASK in rows[OBS]:
+            _check_masks(rows[OBS][ACTION_MASK], self.env.spec.action)
         trajectory: Batch = {name: self._tensor(value) for name, value in rows.items()}
         trajectory[STATE] = start
         metrics = {f"collect/{key}": value for key, value in self.episodes.metrics().items()}
@@ -151,13 +154,30 @@ def _allocate(env: VectorEnv, steps: int) -> dict[str, Any]:
 
     return {
         OBS: observation_rows(env.spec.observation, room),
-        ACTION: room(env.spec.action),
+        # As the policy sampled it: an environment of integers in a Box gets it rounded.
+        ACTION: np.empty(
+            (*lead, *env.spec.action.shape),
+            np.float32 if isinstance(env.spec.action, Box) else env.spec.action.dtype,
+        ),
         REWARD: np.empty(lead, dtype=np.float32),
         TERMINATED: np.empty(lead, dtype=np.bool_),
         TRUNCATED: np.empty(lead, dtype=np.bool_),
         NEXT_OBS: observation_rows(env.spec.observation, room),
         RESET: np.empty(lead, dtype=np.bool_),
     }
+
+
+def _check_masks(mask: Array, action: Space) -> None:
+    """A mask that forbids everything cannot be obeyed."""
+    sizes = action.nvec if isinstance(action, MultiDiscrete) else [mask.shape[-1]]
+    for choice in np.split(mask, np.cumsum(sizes)[:-1], axis=-1):
+        free = (choice != 0).any(-1)
+        if not free.all():
+            time, env = (int(each) for each in np.argwhere(~free)[0])
+            raise UserError(
+                f"environment {env} forbids every action (its action_mask is all zeros), "
+                f"{time + 1} steps into a rollout: nothing legal can be done there"
+            )
 
 
 def _require_same_shape(saved: Array, here: Array) -> None:
@@ -172,7 +192,7 @@ def _check_finite(rows: dict[str, Any]) -> None:
         time, env, *_ = (int(each) for each in np.argwhere(~np.isfinite(value))[0])
         recent = rows[ACTION][max(0, time - 10) : time + 1, env]
         raise NonFiniteError(
-            f"environment {env} gave a {name} that is not finite, {time + 1} steps into this "
+            f"environment {env} gave {name} that is not finite, {time + 1} steps into this "
             f"rollout; nothing was stored or learned from it",
             {"field": name, "environment": env, "row": time, "last_actions": recent.tolist()},
         )

@@ -1,6 +1,6 @@
 """Evaluation: whole episodes, an equal quota per environment, nothing of training touched."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,6 +41,10 @@ def quotas(episodes: int, num_envs: int) -> list[int]:
     return [share + (index < rest) for index in range(num_envs)]
 
 
+class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
+    """Somebody asked to stop: an episode may last for ever."""
+
+
 def evaluate(
     act: Act,
     env: VectorEnv,
@@ -50,10 +54,12 @@ def evaluate(
     deterministic: bool,
     initial_state: Any = None,
     device: str = "cpu",
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Evaluation:
     """Play `episodes` episodes from freshly seeded environments.
 
     Each environment counts its own first episodes up to its quota and is ignored after that.
+    `interrupted` is asked before every step; if it says so, `Interrupted` is raised.
     """
     quota = np.array(quotas(episodes, env.num_envs))
     returns: list[list[float]] = [[] for _ in quota]
@@ -63,6 +69,8 @@ def evaluate(
     obs, memory = env.reset(seeds), initial_state
     with torch.no_grad():
         while (done < quota).any():
+            if interrupted():
+                raise Interrupted
             decision = act(to_tensor(obs, device), memory, deterministic=deterministic)
             step = env.step(to_array(decision.action))
             valid = np.ones_like(step.terminated) if step.valid is None else step.valid

@@ -210,7 +210,8 @@ class FlatOptimizer:
             assert list(state[key]) == self.names, "the optimiser state is of another network"
             moment.copy_(torch.cat([state[key][name] for name in self.names]))
         updates = state["updates"].to(self.state.flat.device).clone()
-        self.state = self.state._replace(updates=updates)
+        alive = torch.ones_like(self.state.alive)  # what was saved is good
+        self.state, self._bad_gradients = self.state._replace(updates=updates, alive=alive), []
 
     def _eager_update(
         self, state: AdamState, rate: Tensor, max_norm: Tensor, arguments: tuple[Any, ...]

@@ -56,13 +56,12 @@ class RewardNormalizer:
         self.returns = np.zeros(num_envs)
         self.clip = clip
 
-    def __call__(self, reward: Array, ended: Array, gamma: float) -> NDArray[np.float32]:
-        """Absorb a rollout [T, N], then scale it. An episode's end resets its accumulator."""
+    def __call__(self, reward: Array, reset: Array, gamma: float) -> NDArray[np.float32]:
+        """Absorb a rollout [T, N], then scale it. `reset` is True where an episode begins."""
         trace = np.empty(reward.shape)
         for t in range(len(reward)):
-            self.returns = self.returns * gamma + reward[t]
+            self.returns = np.where(reset[t], 0.0, self.returns) * gamma + reward[t]
             trace[t] = self.returns
-            self.returns = np.where(ended[t], 0.0, self.returns)
         self.moments.absorb(trace)
         scaled = reward / np.sqrt(self.moments.variance + 1e-8)
         return np.clip(scaled, -self.clip, self.clip).astype(np.float32)

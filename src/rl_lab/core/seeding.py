@@ -43,6 +43,7 @@ class Streams:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.epoch = 0  # how often the run went back and took another future
+        self._purpose = ""  # what the streams are lent for
         self._numpy: dict[str, np.random.Generator] = {}
         self._torch: dict[str, torch.Generator] = {}
         self.reseed("")
@@ -50,15 +51,15 @@ class Streams:
     def numpy(self, name: str) -> np.random.Generator:
         """The numpy generator called `name`."""
         if name not in self._numpy:
-            material = sequence(self.seed, name, *self._key(""))
+            material = sequence(self.seed, self._purpose + name, *self._key(self._purpose))
             self._numpy[name] = np.random.Generator(np.random.PCG64(material))
         return self._numpy[name]
 
     def torch(self, name: str, device: str = "cpu") -> torch.Generator:
         """The torch generator called `name`."""
         if name not in self._torch:
-            generator = torch.Generator(device=device)
-            self._torch[name] = generator.manual_seed(integer(self.seed, name, *self._key("")))
+            seed = integer(self.seed, self._purpose + name, *self._key(self._purpose))
+            self._torch[name] = torch.Generator(device=device).manual_seed(seed)
         return self._torch[name]
 
     def owns(self, generator: Generator) -> bool:
@@ -89,11 +90,14 @@ class Streams:
     @contextmanager
     def borrowed(self, purpose: str) -> Iterator[None]:
         """Lend the streams out, freshly seeded, and put them back bit for bit."""
-        saved = self.state_dict()
+        saved, before = self.state_dict(), self._purpose
+        self._purpose = purpose
         self.reseed(purpose)
         try:
             yield
         finally:
+            self._purpose = before
+            self.reseed(before)  # streams that did not exist before begin anew
             self.load_state_dict(saved)
 
     def state_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from safetensors.torch import save_file as save_tensors
 from rl_lab.core import seeding, spec, state
 from rl_lab.core.batch import Array, Step
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.core.tree import map_leaves, named_leaves
 from rl_lab.envs import snapshot
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.vector import SyncVector
@@ -179,7 +180,11 @@ def _random_actions(vector: VectorEnv, steps: int, seed: int) -> Array:
 
 def _rows(steps: Sequence[Step]) -> Rows:
     names = [each.name for each in fields(Step) if each.name != "valid"]
-    return {name: np.stack([getattr(step, name) for step in steps]) for name in names}
+    columns = {
+        name: map_leaves(lambda *leaves: np.stack(leaves), *(getattr(step, name) for step in steps))
+        for name in names
+    }
+    return dict(named_leaves(columns))
 
 
 def _difference(left: Rows, right: Rows) -> str | None:

@@ -27,7 +27,7 @@ import numpy as np
 
 from rl_lab.core import registry, seeding
 from rl_lab.core.batch import Array, Obs, Step
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.tree import assign, copied, picked
 from rl_lab.envs.spaces import describe
 from rl_lab.envs.worker import Make, SharedRows, pack, serve, unpack
@@ -48,6 +48,7 @@ class Fault(NamedTuple):
 
     reason: str
     traceback: str = ""
+    number: tuple[str, Any] | None = None  # text and details, if it was a number that is not finite
 
 
 class ProcessVector:
@@ -196,6 +197,10 @@ class ProcessVector:
             waiting = [worker for worker in asked.values() if worker not in lost]
             answers, silent = collect(waiting, self._timeout)
         refused = ""
+        for fault in silent.values():
+            if fault.number is not None and command in ("step", "reset"):
+                # Not the worker's failure: what a bad number does is the run's own decision.
+                raise NonFiniteError(*fault.number)
         for worker, fault in (lost | silent).items():
             if fault.traceback and command not in ("step", "reset"):
                 refused = self._told(f"cannot {command} its state", fault)
@@ -345,7 +350,8 @@ def collect(
             if good:
                 answers[worker] = answer
             else:
-                lost[worker] = Fault(answer.strip().splitlines()[-1], answer)
+                text, number = answer
+                lost[worker] = Fault(text.strip().splitlines()[-1], text, number)
     return answers, lost
 
 

@@ -58,8 +58,9 @@ def action_converter(space: spaces.Space[Any]) -> Convert:
         low, high = space.low, space.high
 
         def clipped(action: Array) -> Array:
-            rows = np.asarray(action).reshape(-1, *shape)
-            return np.clip(rows, low, high).astype(dtype, copy=False)
+            rows = np.clip(np.asarray(action).reshape(-1, *shape), low, high)
+            whole = np.rint(rows) if dtype.kind in "iu" else rows
+            return whole.astype(dtype, copy=False)
 
         return clipped
     start = _start(space)
@@ -118,11 +119,18 @@ class Frames:
 
     def put(self, rows: Obs, index: int, frame: Any) -> None:
         """One frame into its row."""
-        if self.plain:
-            rows[index] = frame
-        else:
-            for name, part in self.parts.items():
-                rows[name][index] = part.of(frame)
+        try:
+            if self.plain:
+                rows[index] = frame
+            else:
+                for name, part in self.parts.items():
+                    rows[name][index] = part.of(frame)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            wanted = {name: part.shape for name, part in self.parts.items()}
+            raise UserError(
+                f"environment {index} showed an observation that is not in its observation space "
+                f"({wanted[''] if self.plain else wanted}): {error}"
+            ) from error
 
     def converted(self, rows: Obs) -> Obs:
         """Rows as the lab wants them: contiguous, indices from 0, channels first."""

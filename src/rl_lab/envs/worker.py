@@ -23,6 +23,7 @@ from safetensors.torch import save as to_bytes
 
 from rl_lab.core import seeding, state
 from rl_lab.core.batch import Array, Step
+from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.spec import EnvSpec, Space, observation_rows
 from rl_lab.core.tree import assign, map_leaves, picked
 from rl_lab.envs.vector import SyncVector
@@ -71,7 +72,7 @@ class SharedRows:
 def serve(
     pipe: Connection, make: Make, seeds: Sequence[int], id: str, rows: slice, shared: SharedRows
 ) -> None:
-    """The worker's life: answer `(True, answer)` or `(False, traceback)` until told to close.
+    """The worker's life: answer `(True, answer)` or `(False, what happened)` until told to close.
 
     Ctrl-C and a SIGTERM to the whole group are the trainer's business: it still wants to save.
     """
@@ -86,8 +87,9 @@ def serve(
             if desk is None:
                 desk = _Desk(make, seeds, id, rows, shared)
             reply = True, desk.answer(command, argument)
-        except Exception:  # noqa: BLE001  (an environment may raise anything; the trainer decides)
-            reply = False, traceback.format_exc()[-_LONGEST_TRACEBACK:]
+        except Exception as error:  # noqa: BLE001  (environments may raise anything)
+            number = (str(error), error.details) if isinstance(error, NonFiniteError) else None
+            reply = False, (traceback.format_exc()[-_LONGEST_TRACEBACK:], number)
         try:
             pipe.send(reply)
             command, argument = pipe.recv()

@@ -39,15 +39,16 @@ class DictEncoder(nn.Module):
 
     def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self.keys = list(encoders)
-        # torch does not allow dots in the names of modules
-        self.parts = nn.ModuleDict({_module_name(key): each for key, each in encoders.items()})
+        # The number keeps names apart that torch allows in no module, or allows only once.
+        self.names = {key: f"{index}_{key.replace('.', '_')}" for index, key in enumerate(encoders)}
+        self.parts = nn.ModuleDict({self.names[key]: each for key, each in encoders.items()})
         widths: list[Any] = [each.out_dim for each in encoders.values()]
         self.out_dim: int = sum(widths)
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Parts [..., *part] to [..., out_dim]."""
-        return torch.cat([self.parts[_module_name(key)](obs[key]) for key in self.keys], dim=-1)
+        features = [self.parts[name](obs[key]) for key, name in self.names.items()]
+        return torch.cat(features, dim=-1)
 
 
 def make_encoder(config: Any, space: Observation) -> nn.Module:
@@ -96,7 +97,3 @@ def _own_config(name: str, block: Any) -> Any:
         return config(**block)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: {error}") from error
-
-
-def _module_name(key: str) -> str:
-    return key.replace(".", "_")

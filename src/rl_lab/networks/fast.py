@@ -35,7 +35,9 @@ def fast_policy(model: ActorCritic) -> FastPolicy | None:
     torso = model.torsos[model.actor_torso]
     assert isinstance(torso, Torso)
     encoder, head = torso.encoder, model.actor
-    space = encoder.flatten.space if isinstance(encoder, MLPEncoder) else None
+    # A subclass with a forward of its own would not be what acts.
+    own_forward = type(encoder).forward is not MLPEncoder.forward
+    space = encoder.flatten.space if isinstance(encoder, MLPEncoder) and not own_forward else None
     if model.has_memory or not isinstance(space, Box) or model.critic.weight.is_cuda:
         return None
     assert isinstance(encoder, MLPEncoder) and isinstance(model.normalizer, ObservationNormalizer)

@@ -23,6 +23,7 @@ from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.efficiency import Efficiency
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phases import PhaseDefinition, PhaseScheduler, parse_phases
+from rl_lab.orchestration.signals import StopRequest
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import MetricLog
 from rl_lab.records.provenance import numerics_fingerprint
@@ -82,6 +83,7 @@ def build_run(
         name: make_policy(name, workflow, context)
         for name in sorted({phase.policy for phase in phases if phase.policy})
     }
+    stop = StopRequest()
     directory = open_directory()
     metrics = MetricLog(directory.metrics_file)
     timing = MetricLog(directory.timing_file, essential=False)
@@ -99,7 +101,8 @@ def build_run(
         buffers=context.buffers,
         scheduler=PhaseScheduler(phases, config.training.total_timesteps),
         streams=context.rng,
-        evaluate=make_evaluator(config, workflow, context.rng),
+        evaluate=make_evaluator(config, workflow, context.rng, stop),
+        stop=stop,
         resources=resources,
         identity={"config_hash": config_hash(config), "numerics": numerics_fingerprint()},
         store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
@@ -247,9 +250,12 @@ def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_evaluator(
-    config: RunConfig, workflow: Workflow, streams: Streams
+    config: RunConfig, workflow: Workflow, streams: Streams, stop: StopRequest | None = None
 ) -> Callable[[str, int], Evaluation]:
     """Evaluation on its own environments, seeds and random streams.
+
+    The final test ends at the first signal, an evaluation within the run at the second: the run
+    must be saved after it, not within it.
 
     The environments are made anew each time: an evaluation depends on the policy and the seeds
     only, so a resumed run measures what the uninterrupted one measured.
@@ -270,6 +276,7 @@ def make_evaluator(
                 deterministic=config.evaluation.deterministic,
                 initial_state=workflow.initial_state(count),
                 device=config.experiment.device,
+                interrupted=lambda: stop is not None and stop.count > (purpose != "test"),
             )
 
     return run

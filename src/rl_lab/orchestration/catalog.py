@@ -114,7 +114,7 @@ def _find(target: str, places: list[Path]) -> tuple[Any, str]:
     top = module.partition(".")[0]
     if top and top not in sys.modules and util.find_spec(top) is None:
         for place in places:
-            if (place / f"{top}.py").is_file() and module == top and place != Path.cwd():
+            if (place / f"{top}.py").is_file() and module == top:
                 return _find(f"{place / top}.py:{attribute}", places)
             if (place / f"{top}.py").is_file() or (place / top).is_dir():
                 sys.path.append(str(place))

@@ -205,10 +205,14 @@ def to_yaml(config: Any) -> str:
 
 def config_hash(config: Any) -> str:
     """sha256 of what decides the run: everything but its name, its tags and its logging."""
-    tree = to_tree(config)
-    tree.pop("logging", None)
-    for label in ("name", "tags"):
-        tree.get("experiment", {}).pop(label, None)
+    return tree_hash(to_tree(config))
+
+
+def tree_hash(tree: Mapping[str, Any]) -> str:
+    """The same of a config as plain data, such as a config.yaml of an earlier version."""
+    tree = {key: each for key, each in tree.items() if key != "logging"}
+    names = dict(tree.get("experiment") or {})
+    tree["experiment"] = {key: each for key, each in names.items() if key not in ("name", "tags")}
     text = json.dumps(tree, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

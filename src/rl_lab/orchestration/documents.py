@@ -10,6 +10,7 @@ import yaml
 from rl_lab.core.errors import UserError
 
 MAX_BYTES = 1_000_000
+MAX_DEPTH = 64
 MAX_VALUES = 100_000  # counted after aliases are followed, so a few lines cannot become a gigabyte
 PACKAGE_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PLAIN_TAGS = {
@@ -72,6 +73,8 @@ def read_document(path: Path) -> yaml.MappingNode:
         node = yaml.compose(text, yaml.SafeLoader)
     except FileNotFoundError:
         raise UserError(f"{name}: no such file") from None
+    except IsADirectoryError:
+        raise UserError(f"{name}: is a folder, not a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{name}: cannot be read as text ({error})") from error
     except yaml.MarkedYAMLError as error:
@@ -139,6 +142,8 @@ def _refuse_hostile(root: yaml.Node, name: str) -> None:
         if id(node) in above:
             raise UserError(f"{name}:{_line(node)}: an alias that contains itself")
         below = above | {id(node)}
+        if len(below) > MAX_DEPTH:
+            raise UserError(f"{name}:{_line(node)}: nested too deeply")
         if isinstance(node, yaml.MappingNode):
             first: dict[str, int] = {}
             for key, value in node.value:

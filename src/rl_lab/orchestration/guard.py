@@ -138,14 +138,18 @@ def watching(run: "Orchestrator", hook: str) -> Iterator[Evidence]:
             dump(run, hook, evidence.batch, error)
         if not skipping:
             raise
-        _skip(run, hook, error, before)
+        _skip(run, hook, error, before, evidence)
     else:
         run.progress.in_a_row.pop(hook, None)
 
 
-def _skip(run: "Orchestrator", hook: str, error: NonFiniteError, before: Tree) -> None:
+def _skip(
+    run: "Orchestrator", hook: str, error: NonFiniteError, before: Tree, evidence: Evidence
+) -> None:
     """The call never was: it counts nothing. Raises if that would not be true, or not help."""
     progress = run.progress
+    if progress.in_a_row.get(hook, 0) >= MOST_SKIPS:
+        dump(run, hook, evidence.batch, error)
     if before is not None:
         # Every environment begins a new episode: the bad number may be in its simulator. The
         # returns of before come back, without those that the bad rollout has spoilt.
@@ -192,7 +196,7 @@ def dump(run: "Orchestrator", hook: str, batch: Batch | None, error: NonFiniteEr
             tree = {"state": found[0] if found else None, "batch": batch}
             commit_tree(where, tree, manifest=manifest)
         error.add_note(f"state and batch are in {where}: rl-lab replay-crash {where}")
-    except OSError as failure:  # the disk is full: the error itself matters more
+    except (OSError, TypeError, UserError) as failure:  # the error itself matters more
         error.add_note(f"state and batch could not be written to {where}: {failure}")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rl_lab.collect.evaluate import Evaluation
+from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.core.batch import Metrics
 from rl_lab.core.clock import Counters, Every
 from rl_lab.core.errors import NonFiniteError, RunError
@@ -79,6 +79,8 @@ class Orchestrator:
         while True:
             try:
                 return self.go_on()
+            except Interrupted:  # in an evaluation, by a second signal: leave without saving
+                return False
             except NonFiniteError as error:
                 guard.roll_back(self, error)  # raises it again, unless that is wanted and possible
 

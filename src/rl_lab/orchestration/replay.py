@@ -1,5 +1,6 @@
 """A numerical failure met again, from its dump. The run itself is not touched."""
 
+import re
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,8 +36,12 @@ class Replay:
 
     @property
     def reproduced(self) -> bool:
-        """The same failure, word for word."""
-        return self.error is not None and str(self.error) == self.expected
+        """The same failure, word for word; `--debug` names gradients, which a replay does not."""
+        return self.error is not None and _unnamed(str(self.error)) == _unnamed(self.expected)
+
+
+def _unnamed(message: str) -> str:
+    return re.sub(r" \(gradient of [^)]*\)", "", message)
 
 
 def replay(reference: str, root: Path) -> Replay:
@@ -55,6 +60,7 @@ def replay(reference: str, root: Path) -> Replay:
             _again(config, tree, hook, step, root, Path(folder))
         except NonFiniteError as error:
             failure = error
+            failure.__notes__ = []  # they name a dump of this replay, which goes with the folder
     return Replay(where, hook, step, expected, failure)
 
 

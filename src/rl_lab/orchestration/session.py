@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_lab.core.errors import UserError
+import yaml
+
+from rl_lab.collect.evaluate import Interrupted
+from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.state import Tree
+from rl_lab.orchestration import guard
 from rl_lab.orchestration.build import build_run, resolve
 from rl_lab.orchestration.compose import compose
-from rl_lab.orchestration.config import RunConfig, config_hash, diff, to_tree, to_yaml
+from rl_lab.orchestration.config import RunConfig, config_hash, diff, to_tree, to_yaml, tree_hash
 from rl_lab.orchestration.debug import PROFILE, debugger, for_debugger, profiling, watch_weights
 from rl_lab.orchestration.efficiency import count_parameters
 from rl_lab.orchestration.memory import explaining_memory
@@ -104,11 +108,11 @@ def resume(reference: str, *, root: Path, view: View = no_view, debug: bool = Fa
         with explaining_memory(config):
             orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
         with closing(orchestrator):
-            _return_to(orchestrator, which)
+            _return_to(orchestrator, which, file_hash(directory))
             return _drive(orchestrator, directory, root, view, debug)
 
 
-def _return_to(orchestrator: Orchestrator, which: Which) -> None:
+def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
     """Load a checkpoint, the newest good one if none is named; forget what came after it."""
     store = orchestrator.store
     store.clean()
@@ -117,16 +121,20 @@ def _return_to(orchestrator: Orchestrator, which: Which) -> None:
         orchestrator.metrics.truncate(0)
     else:
         state, manifest, _ = store.load("last" if which is None else which)
-        check_identity(orchestrator, manifest)
+        check_identity(orchestrator, manifest, written)
         orchestrator.load(state)
         store.rewind(orchestrator.counters.env_steps)
     orchestrator.progress.resumes += 1
 
 
-def check_identity(orchestrator: Orchestrator, manifest: Mapping[str, Any]) -> None:
-    """The same configuration, or no resume; other numerics only end the promise of equal bits."""
+def check_identity(orchestrator: Orchestrator, manifest: Mapping[str, Any], written: str) -> None:
+    """The same configuration, or no resume; other numerics only end the promise of equal bits.
+
+    `written` is the hash of config.yaml as it stands: an earlier version of RL Lab wrote it without
+    the options that came later, and saved that hash.
+    """
     own = orchestrator.identity
-    if manifest["config_hash"] != own["config_hash"]:
+    if manifest["config_hash"] not in (own["config_hash"], written):
         raise UserError(
             f"config.yaml was changed after the checkpoint at step {manifest['step']}: undo the "
             "change, or start a new run with training.warm_start"
@@ -138,6 +146,11 @@ def check_identity(orchestrator: Orchestrator, manifest: Mapping[str, Any]) -> N
         orchestrator.sinks.say(
             f"WARNING: not bit for bit from here: {', '.join(changed)} changed since the checkpoint"
         )
+
+
+def file_hash(directory: RunDirectory) -> str:
+    """The hash of a run's config.yaml as it stands, defaults that it lacks not filled in."""
+    return tree_hash(yaml.safe_load(directory.config_file.read_text(encoding="utf-8")))
 
 
 def load_config(directory: RunDirectory) -> RunConfig:
@@ -200,7 +213,9 @@ def _drive(
             with explaining_memory(config), _watched(orchestrator, directory, debug):
                 finished = orchestrator.run()
             if finished:
-                return Outcome(directory, record("finished", test=final_test(orchestrator)), 0)
+                summary = record("finished", test=final_test(orchestrator))
+                stop = orchestrator.stop
+                return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
         except BaseException as error:
             with suppress(OSError):  # a full disk, for example: what went wrong first is told
                 record("failed", error=f"{type(error).__name__}: {error}")
@@ -296,12 +311,27 @@ def final_test(orchestrator: Orchestrator) -> dict[str, Any]:
     episodes = orchestrator.config.evaluation.test_episodes
     if episodes == 0:
         return {}
-    result = {"last": orchestrator.evaluate("test", episodes).summary()}
+    try:
+        return _tested(orchestrator, episodes)
+    except NonFiniteError as error:  # the run is over and saved: this cannot undo it
+        orchestrator.sinks.say(f"WARNING: no test result: {error}")
+    except Interrupted:
+        orchestrator.sinks.say("the run is complete and saved; its final test was interrupted")
+    return {}
+
+
+def _tested(orchestrator: Orchestrator, episodes: int) -> dict[str, Any]:
+    def measured() -> dict[str, float]:
+        summary = orchestrator.evaluate("test", episodes).summary()
+        guard.check_score(summary["return_mean"])
+        return summary
+
+    result = {"last": measured()}
     best = orchestrator.progress.best_step
     if best == orchestrator.counters.env_steps:
         result["best"] = result["last"]
     elif best is not None and best in orchestrator.store.steps():
         # The run is saved and over: what it learned may now become an older self.
         orchestrator.load_learned(orchestrator.store.load(best)[0])
-        result["best"] = orchestrator.evaluate("test", episodes).summary()
+        result["best"] = measured()
     return result

@@ -266,7 +266,8 @@ class PPO(Workflow):
         )
         reward = batch[REWARD]
         if self.reward_scale is not None:
-            scaled = self.reward_scale(reward.cpu().numpy(), ended.cpu().numpy(), now.gamma)
+            reset = batch[RESET].cpu().numpy()
+            scaled = self.reward_scale(reward.cpu().numpy(), reset, now.gamma)
             reward = torch.from_numpy(scaled).to(reward.device)
         advantage = gae(
             reward,

@@ -110,7 +110,7 @@ class TimeAware(gym.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         space = arguments.vector(env)
-        self.time_limit = _time_limit(env)
+        _time_limit(env)  # is there one? A replayed environment makes it anew, so it is not kept
         self.dtype = arguments.floating(space)
         low, high = np.append(space.low, 0), np.append(space.high, 1)
         self.observation_space = spaces.Box(
@@ -119,7 +119,8 @@ class TimeAware(gym.ObservationWrapper[Any, Any, Any]):
 
     def observation(self, observation: Array) -> Array:
         """0 at an episode's first frame, 1 where the limit ends it."""
-        share = self.time_limit._elapsed_steps / self.time_limit._max_episode_steps
+        limit = _time_limit(self.env)
+        share = limit._elapsed_steps / limit._max_episode_steps
         return np.append(observation, share).astype(self.dtype)
 
 

@@ -1,0 +1,168 @@
+"""The same PPO job done by us and by other libraries, each through its own front door.
+
+The imports of other libraries are inside the functions: none of them has to be installed.
+"""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rl_lab.benchmarking.settings import Clock, Job, Timed
+
+OURS, PLAIN = "rl-lab", "plain"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who takes part, what it is, and the module it needs."""
+
+    about: str
+    module: str
+    train: Callable[[Job], Timed]
+
+    @property
+    def installed(self) -> bool:
+        """Whether it can run here."""
+        return find_spec(self.module) is not None
+
+
+def ours(job: Job) -> Timed:
+    """The real loop of a run: its folder, guards and last checkpoint. No evaluation, one row."""
+    from rl_lab.api import as_override, configure
+    from rl_lab.orchestration.build import build_run, resolve
+    from rl_lab.records.run_directory import RunDirectory
+    from rl_lab.records.sinks import Sinks
+
+    words = [as_override(path, value) for path, value in our_settings(job).items()]
+    config = resolve(configure(overrides=words)[0])
+    clock = Clock(job)
+    with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
+        run, _ = build_run(
+            config, lambda: RunDirectory.create(Path(folder), "bench"), Sinks([], None)
+        )
+        with closing(run):
+            after_cycle = run.after_cycle
+            collector: Any = run.collector
+
+            def after() -> None:
+                after_cycle()
+                clock.rollout_done(collector.episodes.returns)
+
+            run.after_cycle = after  # type: ignore[method-assign]
+            run.run()
+            return clock.result(collector.episodes.returns)
+
+
+def our_settings(job: Job) -> dict[str, Any]:
+    """The job in our own words; no preset, so that nothing else comes in."""
+    values = job.values
+    decay = "lin_" if values.decay else ""
+    return {
+        "environment.id": job.env,
+        "environment.num_envs": values.num_envs,
+        "experiment.seed": job.seed,
+        "experiment.device": "cpu",
+        "algorithm.name": "ppo",
+        "algorithm.rollout_steps": values.rollout_steps,
+        "algorithm.batch_size": values.batch_size,
+        "algorithm.epochs": values.epochs,
+        "algorithm.gamma": values.gamma,
+        "algorithm.gae_lambda": values.gae_lambda,
+        "algorithm.learning_rate": f"{decay}{values.learning_rate}",
+        "algorithm.clip_range": f"{decay}{values.clip_range}",
+        "algorithm.entropy_coefficient": values.entropy_coefficient,
+        "algorithm.value_coefficient": values.value_coefficient,
+        "algorithm.max_grad_norm": values.max_grad_norm,
+        "algorithm.normalize_advantages": "batch",
+        "algorithm.optimizer.eps": 1e-5,
+        "network.encoder.hidden_dims": [values.hidden, values.hidden],
+        "network.encoder.activation": "tanh",
+        "training.total_timesteps": job.steps,
+        "evaluation.every_steps": 0,
+        "checkpoint.every_steps": 0,
+        "logging.every_steps": 2 * job.steps,
+        "compute.compile": "on" if job.compile else "off",
+        "compute.threads": 1,
+    }
+
+
+def plain(job: Job) -> Timed:
+    """The loop in plain_ppo.py."""
+    from rl_lab.benchmarking import plain_ppo
+
+    return plain_ppo.train(job)
+
+
+def stable_baselines3(job: Job) -> Timed:
+    """Stable-Baselines3, with its DummyVecEnv."""
+    from stable_baselines3 import PPO
+    from torch import nn
+
+    return _baselines(job, PPO, nn.Tanh)
+
+
+def sbx(job: Job) -> Timed:
+    """Stable-Baselines3 in JAX."""
+    from flax import linen
+    from sbx import PPO
+
+    return _baselines(job, PPO, linen.tanh)
+
+
+def _baselines(job: Job, algorithm: Any, activation: Any) -> Timed:
+    """Both libraries have one interface."""
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    values, clock = job.values, Clock(job)
+
+    class Watch(BaseCallback):  # type: ignore[misc]
+        """Called where a rollout begins: the update of the one before is over."""
+
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            if self.num_timesteps:
+                clock.rollout_done(returns(self.model))
+
+    def returns(model: Any) -> list[float]:
+        return [float(each["r"]) for each in model.ep_info_buffer]
+
+    def schedule(start: float) -> Any:
+        return (lambda left: left * start) if values.decay else start
+
+    width = [values.hidden, values.hidden]
+    model = algorithm(
+        "MlpPolicy",
+        make_vec_env(job.env, n_envs=values.num_envs, seed=job.seed),
+        n_steps=values.rollout_steps,
+        batch_size=values.batch_size,
+        n_epochs=values.epochs,
+        gamma=values.gamma,
+        gae_lambda=values.gae_lambda,
+        learning_rate=schedule(values.learning_rate),
+        clip_range=schedule(values.clip_range),
+        ent_coef=values.entropy_coefficient,
+        vf_coef=values.value_coefficient,
+        max_grad_norm=values.max_grad_norm,
+        normalize_advantage=True,
+        policy_kwargs={"net_arch": {"pi": width, "vf": width}, "activation_fn": activation},
+        seed=job.seed,
+        device="cpu",
+    )
+    model.learn(job.steps, callback=Watch(), log_interval=10 * job.rollouts)
+    clock.rollout_done(returns(model))
+    return clock.result(returns(model))
+
+
+CONTESTANTS = {
+    OURS: Contestant("this library, its real loop", "rl_lab", ours),
+    PLAIN: Contestant("a plain single-file loop in torch", "gymnasium", plain),
+    "sb3": Contestant("Stable-Baselines3", "stable_baselines3", stable_baselines3),
+    "sbx": Contestant("Stable-Baselines3 in JAX", "sbx", sbx),
+}

@@ -1,0 +1,163 @@
+"""`rl-lab bench peers`: us and other libraries, in turns, with equal settings."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from rl_lab.benchmarking.contestants import CONTESTANTS, OURS, PLAIN
+from rl_lab.benchmarking.measure import Tell, interleave, silent, spread
+from rl_lab.benchmarking.report import Report, absent, measured
+from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
+from rl_lab.benchmarking.worker import RESULT
+from rl_lab.core.errors import RunError, UserError, did_you_mean
+from rl_lab.envs.make import find
+from rl_lab.records.commit import write_atomically
+
+ADVICE = "not installed: pip install 'rl-lab[peers]'"
+# One thread for everyone: on networks of this size a second one costs more than it brings.
+ALONE = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One training: what it said, and what it took from the command to the end."""
+
+    timed: Timed
+    total_seconds: float
+
+
+def bench_peers(
+    *,
+    env: str,
+    settings: str,
+    steps: int,
+    repeats: int,
+    compile: bool,
+    names: Sequence[str] = (),
+    tell: Tell = silent,
+) -> Report:
+    """Steady-state speed of everyone who is installed, and how often it fits into ours."""
+    chosen = _chosen(names)
+    job = _job(env, settings, steps, compile)
+    find(env)
+    jobs: dict[str, Callable[[], Measured | None]] = {}
+    problems: dict[str, str] = {}
+    for name in chosen:
+        if CONTESTANTS[name].installed:
+            jobs[name] = partial(_attempt, name, job, count(), problems)
+        else:
+            problems[name] = ADVICE
+    samples = interleave(jobs, repeats, tell)
+    rows = [
+        absent(name, problems[name])
+        if name in problems
+        else _row(name, _whole(samples[name]), _whole(samples[OURS]))
+        for name in chosen
+    ]
+    return Report(
+        benchmark=f"peers-{settings}",
+        title=f"PPO on {env}, {settings} settings, {job.steps:,} steps, one thread",
+        unit="environment steps/s",
+        ratio_means=f"{OURS} is this many times as fast",
+        rows=rows,
+        settings={**asdict(job), "values": asdict(job.values), "repeats": repeats},
+        notes=_notes(rows),
+    )
+
+
+def _chosen(names: Sequence[str]) -> list[str]:
+    for name in names:
+        if name not in CONTESTANTS:
+            raise UserError(
+                f"--peer {name}: there is no such peer{did_you_mean(name, CONTESTANTS)}"
+            )
+    return [each for each in CONTESTANTS if each == OURS or not names or each in names]
+
+
+def _job(env: str, settings: str, steps: int, compile: bool) -> Job:
+    if settings not in SETTINGS:
+        hint = did_you_mean(settings, SETTINGS)
+        raise UserError(f"--settings {settings}: there are no such settings{hint}")
+    rows = SETTINGS[settings].rows
+    if steps < 2 * rows:
+        raise UserError(
+            f"--steps {steps}: a rollout has {rows} steps, and the first ones are not counted; "
+            f"give at least {2 * rows}"
+        )
+    return Job(env=env, settings=settings, rollouts=-(-steps // rows), compile=compile)
+
+
+def _attempt(
+    name: str, job: Job, seeds: Iterator[int], problems: dict[str, str]
+) -> Measured | None:
+    """One training, on the next seed; a peer that fails says so in its row, the others go on."""
+    if name in problems:
+        return None
+    try:
+        return trained(name, replace(job, seed=next(seeds)))
+    except RunError as error:
+        if name == OURS:
+            raise
+        problems[name] = f"failed: {error}"
+        return None
+
+
+def trained(name: str, job: Job) -> Measured:
+    """One training in a new interpreter, imports included in its total time."""
+    with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
+        file = Path(folder) / "job.json"
+        write_atomically(file, json.dumps({"contestant": name, "job": asdict(job)}).encode())
+        command = [sys.executable, "-m", "rl_lab.benchmarking.worker", str(file)]
+        started = time.perf_counter()
+        done = subprocess.run(
+            command, env=os.environ | ALONE, capture_output=True, text=True, check=False
+        )
+        seconds = time.perf_counter() - started
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise RunError(f"{name}: {lines[-1]}")
+        return Measured(Timed(**json.loads(file.with_name(RESULT).read_text())), seconds)
+
+
+def _whole(samples: Sequence[Measured | None]) -> list[Measured]:
+    return [each for each in samples if each is not None]
+
+
+def _row(name: str, own: Sequence[Measured], ours: Sequence[Measured]) -> dict[str, Any]:
+    speeds = [each.timed.steps_per_second for each in own]
+    our_speeds = [each.timed.steps_per_second for each in ours]
+    return measured(name, speeds, (our_speeds, speeds)) | {
+        "about": CONTESTANTS[name].about,
+        "total_seconds": spread([each.total_seconds for each in own]).median,
+        "first_return": spread([each.timed.first_return for each in own]).median,
+        "last_return": spread([each.timed.last_return for each in own]).median,
+        "learned": sum(each.timed.learned for each in own),
+        "runs": len(own),
+    }
+
+
+def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
+    notes = [
+        f"'{PLAIN}' is our own plain loop in the usual single-file style",
+        "total_seconds includes imports and compiling; steps/s leaves the first rollouts out",
+    ]
+    idle = [row["name"] for row in rows if row.get("runs", 0) != row.get("learned", 0)]
+    if idle:
+        notes.append(f"not every run learned ({', '.join(idle)}): speed without learning is worth "
+                     "nothing; give more --steps")  # fmt: skip
+    return notes

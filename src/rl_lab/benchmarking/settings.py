@@ -1,0 +1,121 @@
+"""What every contestant of `rl-lab bench peers` is given, and what each gives back."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+
+WARM_UP = 3  # rollouts before the clock of the steady state starts: imports, caches, compilers
+EPISODES = 100  # returns are means over this many episodes, or fewer if there are fewer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """PPO with a 2 x 64 tanh actor and a separate critic of the same size; Adam with eps 1e-5."""
+
+    num_envs: int = 8
+    rollout_steps: int
+    batch_size: int
+    epochs: int
+    gamma: float
+    gae_lambda: float
+    learning_rate: float
+    clip_range: float = 0.2
+    decay: bool  # learning rate and clip range fall linearly to 0 over the run
+    entropy_coefficient: float = 0.0
+    value_coefficient: float = 0.5
+    max_grad_norm: float = 0.5
+    hidden: int = 64
+
+    @property
+    def rows(self) -> int:
+        """Environment steps of one rollout."""
+        return self.num_envs * self.rollout_steps
+
+
+SETTINGS = {
+    "matched": Settings(
+        rollout_steps=128,
+        batch_size=256,
+        epochs=4,
+        gamma=0.99,
+        gae_lambda=0.95,
+        learning_rate=2.5e-4,
+        decay=False,
+    ),
+    "zoo": Settings(
+        rollout_steps=32,
+        batch_size=256,
+        epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        learning_rate=1e-3,
+        decay=True,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training that is timed, in a process of its own."""
+
+    env: str
+    settings: str
+    rollouts: int
+    seed: int = 0
+    compile: bool = False
+
+    @property
+    def values(self) -> Settings:
+        """The settings by their name."""
+        return SETTINGS[self.settings]
+
+    @property
+    def steps(self) -> int:
+        """Environment steps of the whole training."""
+        return self.rollouts * self.values.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What one training was like."""
+
+    steps_per_second: float  # steady state
+    first_return: float  # mean of the episodes of the first rollout that finished any
+    first_spread: float  # their standard deviation
+    last_return: float  # mean of the last episodes
+
+    @property
+    def learned(self) -> bool:
+        """The last episodes are better than the first by more than luck."""
+        return self.last_return > self.first_return + self.first_spread
+
+
+@dataclass
+class Clock:
+    """Looked at after every rollout and its update; everyone is timed by the same rule."""
+
+    job: Job
+    times: list[float] = field(default_factory=list)
+    first: tuple[float, float] | None = None  # mean and deviation of the first finished episodes
+
+    def rollout_done(self, returns: Sequence[float]) -> None:
+        """A rollout was collected and learnt from; `returns` of the last finished episodes."""
+        self.times.append(time.perf_counter())
+        if self.first is None and returns:
+            self.first = fmean(returns), pstdev(returns)
+
+    def result(self, returns: Sequence[float]) -> Timed:
+        """After the last rollout: the steady state, and how well it plays."""
+        assert len(self.times) == self.job.rollouts, (len(self.times), self.job.rollouts)
+        mean, deviation = self.first or (float("nan"), float("nan"))
+        skipped = min(WARM_UP, len(self.times) - 1)
+        counted = len(self.times) - skipped
+        return Timed(
+            steps_per_second=counted
+            * self.job.values.rows
+            / (self.times[-1] - self.times[skipped - 1]),
+            first_return=mean,
+            first_spread=deviation,
+            last_return=fmean(returns) if returns else float("nan"),
+        )

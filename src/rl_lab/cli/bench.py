@@ -1,0 +1,288 @@
+"""`rl-lab bench`: how fast things are here, as ratios with their spread.
+
+Words and options of its subcommands live here, as there are many; nothing heavy is imported.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rl_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_lab.benchmarking.report import Report
+    from rl_lab.orchestration.config import RunConfig
+
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+SWITCHES = {"on": True, "off": False}
+
+app = typer.Typer(
+    help="Measure speed: everything in turns, each line a ratio with its spread.",
+    epilog="Start with: rl-lab bench profile CartPole-v1:ppo",
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        metavar="FILE.json",
+        help="keep the result here (default: benchmarks/results/, if there is such a folder); "
+        "with matplotlib, also as a PNG beside it",
+    ),
+]
+Repeats = Annotated[int, typer.Option(min=1, help="rounds; more give a narrower spread")]
+Seconds = Annotated[
+    float, typer.Option(min=0.001, help="about how long each single measurement lasts")
+]
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SPEC [KEY=VALUE]...", help="an experiment such as CartPole-v1:ppo, and overrides"
+    ),
+]
+
+
+@app.callback()
+def group() -> None:
+    """Measure speed: everything in turns, each line a ratio with its spread."""
+
+
+@app.command(name="envs", context_settings=SETTINGS)
+def environments(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="environments; default: two")
+    ] = None,
+    num_envs: Annotated[
+        str, typer.Option(metavar="N[,N]...", help="how many are stepped together")
+    ] = "8,64",
+    repeats: Repeats = 5,
+    seconds: Seconds = 0.5,
+    output: Output = None,
+    as_json: Json = False,
+) -> int:
+    """Step environments at random, by every backend that works; the ratio is to sync."""
+    from rl_lab.benchmarking.environments import bench_environments
+
+    counts = _counts(num_envs)
+    return _run(
+        "envs",
+        lambda tell: bench_environments(
+            ids or [], counts, repeats=repeats, seconds=seconds, tell=tell
+        ),
+        output,
+        as_json,
+    )
+
+
+@app.command(name="collect", context_settings=SETTINGS)
+def collect(
+    words: Words,
+    repeats: Repeats = 5,
+    seconds: Seconds = 1.0,
+    output: Output = None,
+    as_json: Json = False,
+) -> int:
+    """Collect with the policy, with a random one, and step the environments alone."""
+    from rl_lab.benchmarking.collect import bench_collect
+
+    config = _config(words)
+    return _run(
+        "collect",
+        lambda tell: bench_collect(config, repeats=repeats, seconds=seconds, tell=tell),
+        output,
+        as_json,
+    )
+
+
+@app.command(name="update", context_settings=SETTINGS)
+def update(
+    words: Words,
+    compile: Annotated[
+        str, typer.Option(metavar="both|off|on", help="eager, compiled, or one against the other")
+    ] = "both",
+    repeats: Repeats = 5,
+    seconds: Seconds = 1.0,
+    output: Output = None,
+    as_json: Json = False,
+) -> int:
+    """Call every update hook on the same data again and again, eager and compiled."""
+    from rl_lab.benchmarking.update import bench_update
+
+    modes = {"both": ("off", "on"), "off": ("off",), "on": ("on",)}.get(compile)
+    if modes is None:
+        raise UserError(f"--compile {compile}: write both, off or on")
+    config = _config(words)
+    return _run(
+        "update",
+        lambda tell: bench_update(config, modes=modes, repeats=repeats, seconds=seconds, tell=tell),
+        output,
+        as_json,
+    )
+
+
+@app.command(name="peers", context_settings=SETTINGS)
+def peers(
+    env: Annotated[str, typer.Option(help="the environment, a Gymnasium id")] = "CartPole-v1",
+    settings: Annotated[
+        str,
+        typer.Option(
+            metavar="matched|zoo",
+            help="matched: 8 x 128, 4 epochs of 4 minibatches; zoo: 8 x 32, 20 epochs, decaying",
+        ),
+    ] = "matched",
+    steps: Annotated[int, typer.Option(min=1, help="environment steps of each training")] = 100_000,
+    repeats: Repeats = 5,
+    compile: Annotated[
+        str, typer.Option(metavar="on|off", help="whether our own update is compiled")
+    ] = "off",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option("--peer", help="only this one besides rl-lab: plain, sb3, sbx; repeatable"),
+    ] = None,
+    output: Output = None,
+    as_json: Json = False,
+) -> int:
+    """Train PPO here and in other libraries: equal settings, in turns, a process for each.
+
+    The ratio says how many times as fast rl-lab is. A row also says what the training took in all,
+    imports included, and whether it learned. Peers come with: pip install 'rl-lab[peers]'
+    """
+    from rl_lab.benchmarking.peers import bench_peers
+
+    if compile not in SWITCHES:
+        raise UserError(f"--compile {compile}: write on or off")
+    return _run(
+        f"peers-{settings}",
+        lambda tell: bench_peers(
+            env=env,
+            settings=settings,
+            steps=steps,
+            repeats=repeats,
+            compile=SWITCHES[compile],
+            names=peer or [],
+            tell=tell,
+        ),
+        output,
+        as_json,
+        columns=("seconds in all", "return", "learned"),
+    )
+
+
+@app.command(name="profile", context_settings=SETTINGS)
+def profile(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SPEC|RUN [KEY=VALUE]...",
+            help="an experiment, or a run: a new one with its configuration is measured",
+        ),
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="environment steps of each run")] = 50_000,
+    repeats: Repeats = 3,
+    runs_dir: Annotated[
+        Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
+    ] = Path("runs"),
+    output: Output = None,
+    as_json: Json = False,
+) -> int:
+    """Time the stages of a run in its real loop: env, policy, storage, update, log, checkpoint."""
+    from rl_lab.benchmarking.profile import bench_profile, config_of
+
+    spec, overrides = _split(words)
+    config = config_of(spec, overrides, runs_dir)
+    return _run(
+        "profile",
+        lambda tell: bench_profile(config, steps=steps, repeats=repeats, tell=tell),
+        output,
+        as_json,
+    )
+
+
+# ------------------------------------------------------------------- what they share
+
+
+def _run(
+    name: str,
+    measure: Callable[[Callable[[str], None]], "Report"],
+    output: Path | None,
+    as_json: bool,
+    columns: Sequence[str] = (),
+) -> int:
+    """Measure, print, keep; 1 if nothing but the reasons of failures was found."""
+    from rl_lab.benchmarking.report import destination, save
+    from rl_lab.cli.printing import say, say_json, table, warn
+
+    file = destination(name, output)  # a wrong one is told before the work is done
+    report = measure(warn)
+    if as_json:
+        say_json(report.to_tree())
+    else:
+        say(f"{report.title}\n")
+        say(table([_cells(row) for row in report.rows], ["name", "median", "quartiles", "ratio",
+            "spread", *columns, *(["why not"] if _has_absent(report) else [])]))  # fmt: skip
+        say(f"\nmedian and quartiles: {report.unit}; ratio: {report.ratio_means}")
+        for note in report.notes:
+            say(note)
+        say(f"load of the machine at the end: {report.load:.1f}")
+    if file is not None:
+        written = save(report, file)
+        warn(f"written: {', '.join(map(str, written))}")
+        if len(written) == 1:
+            warn("no picture: pip install matplotlib")
+    return 0
+
+
+def _has_absent(report: "Report") -> bool:
+    return any("detail" in row for row in report.rows)
+
+
+def _cells(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a report as the cells of a table."""
+    if "detail" in row:
+        return {"name": row["name"], "why not": row["detail"]}
+    value, ratio = row["value"], row["ratio"]
+    cells = {
+        "name": row["name"],
+        "median": value["median"],
+        "quartiles": f"{value['low']:,.1f} … {value['high']:,.1f}",
+        "ratio": f"{ratio['median']:.3g}",
+        "spread": f"{ratio['low']:.3g} … {ratio['high']:.3g}",
+    }
+    if "runs" in row:
+        cells |= {
+            "seconds in all": row["total_seconds"],
+            "return": f"{row['first_return']:.1f} → {row['last_return']:.1f}",
+            "learned": f"{row['learned']} of {row['runs']}",
+        }
+    return cells
+
+
+def _split(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The experiment, and the overrides."""
+    specs = [word for word in words if "=" not in word]
+    if len(specs) != 1:
+        raise UserError(f"name one experiment such as CartPole-v1:ppo, not {len(specs)}")
+    return specs[0], [word for word in words if "=" in word]
+
+
+def _config(words: Sequence[str]) -> "RunConfig":
+    from rl_lab.api import configure
+
+    spec, overrides = _split(words)
+    return configure(spec, overrides)[0]
+
+
+def _counts(text: str) -> list[int]:
+    """`8,64` as numbers."""
+    try:
+        counts = [int(each) for each in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UserError(f"--num-envs {text}: write numbers from 1, as in 8,64")
+    return counts

@@ -1,0 +1,225 @@
+"""Every subcommand of `rl-lab bench` runs for real, as small as it can be. No speed is judged."""
+
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from rl_lab.benchmarking import plain_ppo
+from rl_lab.benchmarking.contestants import CONTESTANTS, Contestant, our_settings
+from rl_lab.benchmarking.profile import STAGES
+from rl_lab.benchmarking.settings import SETTINGS, Job
+from rl_lab.cli.main import main
+from rl_lab.core.errors import RunError
+from rl_lab.envs.vector import NativeCartPole
+from rl_lab.workflows import ppo
+from tiny_runs import SMALL, SMALL_PPO, tiny_run
+
+PPO = "CartPole-v1:ppo_none"
+QUICK = ["--repeats", "2", "--seconds", "0.01"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RL_LAB_RUNS", str(tmp_path / "runs"))
+    return tmp_path
+
+
+def bench(capsys, *words):
+    """The result as a program sees it."""
+    assert main(["bench", *words, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in report["rows"]}
+    for row in rows.values():
+        if "detail" not in row:
+            assert len(row["samples"]) == report["settings"]["repeats"]
+            assert row["value"]["low"] <= row["value"]["median"] <= row["value"]["high"]
+            assert row["ratio"]["low"] <= row["ratio"]["median"] <= row["ratio"]["high"]
+    return report, rows
+
+
+def test_envs_measures_every_backend_that_works(capsys):
+    report, rows = bench(capsys, "envs", "CartPole-v1", "Pendulum-v1", "--num-envs", "2", *QUICK)
+    works = [name for name, row in rows.items() if "detail" not in row]
+    assert works == [
+        "CartPole-v1 x 2 sync",
+        "CartPole-v1 x 2 native",
+        "CartPole-v1 x 2 process",
+        "Pendulum-v1 x 2 sync",
+        "Pendulum-v1 x 2 process",
+    ]
+    assert "no native vector" in rows["Pendulum-v1 x 2 native"]["detail"]
+    assert all(rows[name]["ratio"]["median"] == 1 for name in works if name.endswith("sync"))
+    assert report["machine"]["cpu_count"] >= 1
+
+
+def test_collect_compares_with_a_random_policy_and_bare_environments(capsys):
+    words = [*SMALL, *SMALL_PPO]
+    report, rows = bench(capsys, "collect", PPO, *words, *QUICK)
+    assert list(rows) == ["policy", "random policy", "environment only"]
+    assert report["settings"]["config"]["environment"]["num_envs"] == 4
+
+
+def test_update_times_every_hook_on_the_same_state(capsys, monkeypatch):
+    seen, update = [], ppo.PPO.update
+
+    def watched(self, batch, *, phase):
+        flat = torch.cat([each.flatten() for each in self.model.parameters()])
+        seen.append(flat.detach().clone())
+        return update(self, batch, phase=phase)
+
+    monkeypatch.setattr(ppo.PPO, "update", watched)
+    _, rows = bench(capsys, "update", PPO, *SMALL, *SMALL_PPO, "--compile", "off", *QUICK)
+    assert list(rows) == ["update, eager"]
+    assert len(seen) >= 3
+    assert all(torch.equal(each, seen[1]) for each in seen[2:])  # the first call only warms up
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_profile_of_a_spec_and_of_a_run(capsys, place):
+    step = NativeCartPole.step
+    _, rows = bench(capsys, "profile", PPO, *SMALL, *SMALL_PPO, "--steps", "512", "--repeats", "2")
+    assert list(rows) == [*STAGES, "total"]
+    assert all(rows[name]["value"]["median"] > 0 for name in STAGES)
+    shares = [rows[name]["samples"][0] for name in STAGES]
+    assert sum(shares) == pytest.approx(rows["total"]["samples"][0])
+    assert NativeCartPole.step is step  # nothing stays timed
+    assert not (place / "runs").exists()  # it leaves no run behind
+
+    run = tiny_run(place / "runs", PPO, "environment.num_envs=2").run
+    before = sorted(place.rglob("*"))
+    report, _ = bench(capsys, "profile", "@last", "--steps", "256", "--repeats", "1")
+    assert report["settings"]["config"]["environment"]["num_envs"] == 2
+    assert sorted(place.rglob("*")) == before  # runs are only read
+    assert main(["bench", "profile", run.id, "algorithm.gamma=0.9"]) == 2
+    assert "is a run" in capsys.readouterr().err
+
+
+def test_peers_trains_us_and_the_plain_loop(capsys, place):
+    words = ["--steps", "1024", "--settings", "zoo", "--repeats", "1", "--peer", "plain"]
+    report, rows = bench(capsys, "peers", *words, "--output", "out/peers.json")
+    assert list(rows) == ["rl-lab", "plain"]
+    for row in rows.values():
+        assert row["total_seconds"] > 1024 / row["value"]["median"] / 2
+        assert 5 < row["first_return"] < 60 and row["last_return"] > 5  # CartPole's beginning
+        assert row["runs"] == 1
+    speeds = [rows[name]["samples"][0] for name in ("rl-lab", "plain")]
+    assert rows["plain"]["ratio"]["median"] == pytest.approx(speeds[0] / speeds[1])
+    assert json.loads((place / "out" / "peers.json").read_text())["rows"] == report["rows"]
+    picture = (place / "out" / "peers.png").exists()
+    assert picture is (importlib.util.find_spec("matplotlib") is not None)
+
+
+def test_a_peer_that_is_absent_or_fails_has_a_row_of_its_own(capsys, monkeypatch):
+    from rl_lab.benchmarking import peers
+
+    def trained(name, job):
+        asked.append((name, job.seed))
+        if name == "plain":
+            raise RunError("plain: ValueError: on purpose")
+        return real(name, job)
+
+    asked, real = [], peers.trained
+    monkeypatch.setattr(peers, "trained", trained)
+    absent = Contestant("not here", "a_module_that_nobody_has", lambda job: None)
+    monkeypatch.setitem(CONTESTANTS, "sbx", absent)
+    words = ["--steps", "512", "--settings", "zoo", "--repeats", "2"]
+    _, rows = bench(capsys, "peers", *words, "--peer", "plain", "--peer", "sbx")
+    assert rows["sbx"]["detail"] == "not installed: pip install 'rl-lab[peers]'"
+    assert rows["plain"]["detail"] == "failed: plain: ValueError: on purpose"
+    # every round has another seed, and who failed once is not tried again
+    assert asked == [("rl-lab", 0), ("plain", 0), ("rl-lab", 1)]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_our_settings_are_those_of_the_others(settings):
+    from rl_lab import api
+
+    job = Job(env="CartPole-v1", settings=settings, rollouts=7)
+    words = [api.as_override(path, value) for path, value in our_settings(job).items()]
+    config, _ = api.configure(overrides=words)
+    values, algorithm = job.values, config.algorithm
+    assert config.training.total_timesteps == job.steps == 7 * values.rows
+    assert algorithm.minibatch_count(values.rows) * values.batch_size == values.rows
+    for name in ("rollout_steps", "epochs", "gamma", "gae_lambda", "max_grad_norm"):
+        assert getattr(algorithm, name) == getattr(values, name)
+    start = algorithm.learning_rate
+    if values.decay:
+        start = start(0)
+        assert algorithm.clip_range(job.steps) == algorithm.learning_rate(job.steps) == 0
+    assert start == values.learning_rate
+
+
+def test_the_plain_loop_takes_the_advantages_of_gae():
+    # gamma = 0.98, lambda = 0.8, together 0.784. The second of three steps ends its episode:
+    #   t2: delta = 1 + 0.98 * 9 - 3 = 6.82     (9 is the value after the rollout)
+    #   t1: delta = 1 - 2            = -1       nothing is carried over the end
+    #   t0: delta = 1 + 0.98 * 2 - 1 = 1.96,    advantage = 1.96 + 0.784 * -1 = 1.176
+    column = lambda *values: torch.tensor(values).unsqueeze(1)  # noqa: E731
+    rows = {
+        "reward": column(1.0, 1.0, 1.0),
+        "value": column(1.0, 2.0, 3.0),
+        "done": column(0.0, 1.0, 0.0),
+    }
+    found = plain_ppo.advantages(rows, torch.tensor([9.0]), SETTINGS["zoo"])
+    assert found.squeeze(1).numpy() == pytest.approx(np.array([1.176, -1.0, 6.82]), abs=1e-5)
+
+
+def test_the_plain_loop_plays_with_continuous_actions_and_truncation():
+    # Pendulum only ever truncates, after 200 steps: the seventh rollout of 32 is the first that
+    # finishes episodes, one of each environment, and they are still the last ones at the end.
+    timed = plain_ppo.train(Job(env="Pendulum-v1", settings="zoo", rollouts=8))
+    assert -2000 < timed.last_return == timed.first_return < -500
+    assert timed.first_spread > 0 and not timed.learned
+
+
+def test_the_default_place_is_used_only_if_it_exists(capsys, place):
+    words = ["bench", "envs", "CartPole-v1", "--num-envs", "1", "--repeats", "1"]
+    words += ["--seconds", "0.01"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "CartPole-v1 x 1 sync" in shown and "ratio: to sync" in shown and "load" in shown
+    assert not (place / "benchmarks").exists()
+    (place / "benchmarks" / "results").mkdir(parents=True)
+    assert main(words) == 0
+    assert (place / "benchmarks" / "results" / "envs.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("envs CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("envs --num-envs 8,x", "--num-envs 8,x: write numbers from 1"),
+        ("envs --num-envs 0", "--num-envs 0: write numbers from 1"),
+        ("envs --repeats 0", "--repeats"),
+        ("envs --output there.txt", "ends in .json"),
+        ("collect CartPole-v1:poo", "did you mean 'ppo'?"),
+        ("collect CartPole-v1:ppo Acrobot-v1:ppo", "name one experiment"),
+        ("collect algorithm.gamma=0.9", "name one experiment"),
+        ("update CartPole-v1:ppo --compile maybe", "write both, off or on"),
+        ("update CartPole-v1:random --compile off", "random has no update"),
+        ("profile @last", "there are no runs"),
+        ("profile CartPole-v1:poo", "did you mean 'ppo'?"),
+        (f"profile {PPO} --steps 1024 --repeats 1", "give more"),
+        ("peers --settings mached", "did you mean 'matched'?"),
+        ("peers --peer plane", "did you mean 'plain'?"),
+        ("peers --steps 2000", "give at least 2048"),
+        ("peers --env CartPol-v1", "did you mean 'CartPole-v1'"),
+        ("peers --compile maybe", "write on or off"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, place, words, said):
+    assert main(["bench", *words.split()]) == 2
+    told = capsys.readouterr()
+    errors = [line for line in told.err.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1 and said in errors[0]
+    assert list(place.iterdir()) == []
+
+
+def test_help_teaches(capsys):
+    assert main(["bench"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("envs", "collect", "update", "peers", "profile"))

@@ -1,0 +1,93 @@
+"""Turns, quartiles and ratios, by hand."""
+
+import pytest
+
+from rl_lab.benchmarking import settings
+from rl_lab.benchmarking.measure import Spread, interleave, ratio, spread
+from rl_lab.benchmarking.profile import Stages
+from rl_lab.benchmarking.settings import Clock, Job, Timed
+from rl_lab.core.errors import UserError
+
+
+def test_everyone_runs_once_per_round_and_the_order_turns_around():
+    order = []
+    jobs = {name: lambda name=name: order.append(name) or len(order) for name in "abc"}
+    told = []
+    samples = interleave(jobs, 3, told.append)
+    assert "".join(order) == "abc" + "cba" + "abc"
+    assert samples == {"a": [1, 6, 7], "b": [2, 5, 8], "c": [3, 4, 9]}
+    assert told[0] == "[1/9] a" and told[-1] == "[9/9] c"
+
+
+def test_no_rounds_are_refused():
+    with pytest.raises(UserError, match="--repeats"):
+        interleave({"a": lambda: 1.0}, 0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([3.0], (3.0, 3.0, 3.0)),
+        ([1.0, 3.0], (1.5, 2.0, 2.5)),  # a quarter, half and three quarters of the way
+        ([5.0, 1.0, 4.0, 2.0, 3.0], (2.0, 3.0, 4.0)),  # the order does not matter
+        ([0.0, 10.0, 20.0, 30.0], (7.5, 15.0, 22.5)),  # places 0.75, 1.5, 2.25
+    ],
+)
+def test_quartiles_by_hand(values, expected):
+    assert spread(values) == Spread(*expected)
+
+
+def test_a_ratio_is_taken_within_each_round():
+    # The machine was twice as slow in the second round, for both: the ratio does not notice.
+    assert ratio([100.0, 50.0], [20.0, 10.0]) == Spread(5.0, 5.0, 5.0)
+    # 1, 2 and 6: their quartiles are 1.5 and 4; the ratio of the medians would be 3.
+    assert ratio([1.0, 4.0, 6.0], [1.0, 2.0, 1.0]) == Spread(1.5, 2.0, 4.0)
+
+
+def clock(monkeypatch, rollouts, seconds):
+    """A clock that was looked at after each of the rollouts, at these times."""
+    times = iter(seconds)
+    monkeypatch.setattr(settings.time, "perf_counter", lambda: next(times))
+    made = Clock(Job(env="CartPole-v1", settings="matched", rollouts=rollouts))
+    for number in range(rollouts):
+        made.rollout_done([10.0 + number, 14.0 + number])
+    return made
+
+
+def test_the_first_rollouts_do_not_count(monkeypatch):
+    # 5 rollouts of 1,024 steps; 3 are warm-up: the last two take from 9 s to 13 s.
+    timed = clock(monkeypatch, 5, [6.0, 8.0, 9.0, 10.0, 13.0]).result([100.0, 102.0])
+    assert timed.steps_per_second == 2 * 1024 / 4.0
+    assert (timed.first_return, timed.first_spread, timed.last_return) == (12.0, 2.0, 101.0)
+
+
+def test_a_short_training_has_one_rollout_that_counts(monkeypatch):
+    timed = clock(monkeypatch, 2, [6.0, 8.0]).result([])
+    assert timed.steps_per_second == 1024 / 2.0
+
+
+@pytest.mark.parametrize(("last", "learned"), [(22.0, False), (22.1, True), (float("nan"), False)])
+def test_learning_is_more_than_luck(last, learned):
+    timed = Timed(steps_per_second=1, first_return=20, first_spread=2, last_return=last)
+    assert timed.learned is learned
+
+
+def test_stages_do_not_count_what_is_inside_them(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("rl_lab.benchmarking.profile.time.perf_counter", lambda: now)
+    stages = Stages()
+    with stages.inside("loop"):
+        now += 1
+        with stages.inside("storage"):
+            now += 2
+            with stages.inside("env"):
+                now += 4
+            now += 8
+        with stages.inside("evaluate"):
+            now += 16
+            with stages.inside("env"):  # of the evaluation
+                now += 32
+    found = {name: each for name, each in stages.seconds.items() if each}
+    assert found == {"loop": 1, "storage": 10, "env": 4, "evaluate": 48}
+    stages.forget()
+    assert not any(stages.seconds.values())
