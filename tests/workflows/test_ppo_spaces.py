@@ -12,12 +12,18 @@ MASK = "environment.wrappers=[{id: ActionMask}]"
 PIXELS = [
     "picture_env:Picture-v0:ppo_none",
     "environment.wrappers=[{id: Grayscale}, {id: Resize, size: 20}, {id: FrameStack, frames: 2}]",
+    *(
+        "~network.encoder.hidden_dims",
+        "+network.encoder.type=nature",
+        "+network.encoder.features=8",
+    ),
 ]
+CAMERA = "+network.encoder.parts={camera: {type: impala, channels: [4], features: 8}}"
 SHORT = ["training.total_timesteps=256", "evaluation.every_steps=0"]
 CASES = {
-    "dict": [f"{ROOMS}:ppo_none", "environment.normalize_obs=true"],
+    "dict": [f"{ROOMS}:ppo_none", "environment.normalize_obs=true", CAMERA],
     "tuple": [f"{ROOMS}:ppo_none", "environment.kwargs={shape: tuple}"],
-    "dict_gru": [f"{ROOMS}:ppo_gru", "algorithm.minibatches=2"],
+    "dict_gru": [f"{ROOMS}:ppo_gru", "algorithm.minibatches=2", CAMERA],
     "switches": [f"{SWITCHES}:ppo_none"],
     "mask": [f"{GATES}:ppo_none", MASK],
     "masks": [f"{GATES}:ppo_none", MASK, "environment.kwargs={several: true}"],
@@ -99,6 +105,9 @@ def test_an_encoder_of_ones_own_by_target(tmp_path, monkeypatch):
     assert outcome.exit_code == 0
     assert "layer.weight" in str(list(_parameters(outcome.run))), "the module was not used"
     assert again("@last", runs_dir=tmp_path / "runs").exit_code == 0
+    again_in_this_process = train(words[0], overrides=[*words[1:], *small], runs_dir="other")
+    for run in (outcome.run, again_in_this_process.run):  # found again from any folder
+        assert f"_target_: {tmp_path / 'mine.py'}:Squares" in run.config_file.read_text()
 
 
 def _parameters(run):

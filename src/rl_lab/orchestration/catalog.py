@@ -112,14 +112,24 @@ def _find(target: str, places: list[Path]) -> tuple[Any, str]:
         raise UserError(f"cannot find the file of '{target}'")
     module, _, attribute = target.replace(":", ".").rpartition(".")
     top = module.partition(".")[0]
-    if top and top not in sys.modules and util.find_spec(top) is None:
-        for place in places:
-            if (place / f"{top}.py").is_file() and module == top:
-                return _find(f"{place / top}.py:{attribute}", places)
-            if (place / f"{top}.py").is_file() or (place / top).is_dir():
-                sys.path.append(str(place))
-                break
+    origin = _origin(top) if top else None
+    for place in places if top else []:
+        file = (place / f"{top}.py").resolve()
+        if module == top and file.is_file() and origin in (None, str(file)):
+            return _find(f"{file}:{attribute}", places)
+        if origin is None and (place / top).is_dir():
+            sys.path.append(str(place))
+            break
     return registry.locate(target), target
+
+
+def _origin(module: str) -> str | None:
+    """The file of a module that this process has or finds by itself; None: there is none."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        return str(getattr(loaded, "__file__", ""))
+    spec = util.find_spec(module)
+    return None if spec is None else str(spec.origin)
 
 
 def _import_file(file: Path) -> Any:
