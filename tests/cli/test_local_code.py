@@ -28,6 +28,7 @@ def folder(tmp_path, monkeypatch):
         shutil.copy(file, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RL_LAB_RUNS", raising=False)
+    forget()  # another test may have imported the originals
     yield tmp_path
     forget()
 
