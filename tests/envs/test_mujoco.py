@@ -1,5 +1,7 @@
 """MuJoCo resets itself in silence when a number goes bad; here that is an error."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,15 @@ def test_only_arrays_that_stay_in_their_place_are_saved() -> None:
     for _ in range(15):
         vector.step(np.zeros((1, 17), np.float32))
     assert places() == before and {"xipos", "cinert", "qacc_warmstart"} < before.keys()
+
+
+def test_no_file_is_left_in_the_current_folder(tmp_path: Path) -> None:
+    """It complains about HalfCheetah's model while it is made, into a file if nobody listens."""
+    code = (
+        "from rl_lab.envs.make import EnvironmentConfig, make_vector\n"
+        "make_vector(EnvironmentConfig(id='HalfCheetah-v5'), [0]).reset()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert list(tmp_path.iterdir()) == [] and "WARNING" not in done.stdout + done.stderr

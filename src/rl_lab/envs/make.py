@@ -230,6 +230,8 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
     if config.max_episode_steps is not None:
         arguments["max_episode_steps"] = config.max_episode_steps
     try:
+        if _origin(registered).startswith("gymnasium.envs.mujoco"):
+            mujoco.route_messages()  # some models are complained about while they are made
         # Gymnasium's own checker costs time at every step; ours is `rl-lab check env`.
         env = gym.make(registered, disable_env_checker=True, **arguments)
     except (gym.error.Error, ImportError, TypeError) as error:
