@@ -17,7 +17,23 @@ PARTS = {
 }
 
 
-class Rooms(gym.Env[Any, Any]):
+class World(gym.Env[Any, Any]):
+    """Begins an episode with `first`."""
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self.first()
+
+    def first(self) -> tuple[Any, dict[str, Any]]:
+        return self._shown(), {}
+
+    def _shown(self) -> Any:
+        return np.zeros(2, np.float32)
+
+
+class Rooms(World):
     """Pays 1 for the action that the room asks for. `shape` is dict or tuple."""
 
     def __init__(self, shape: str = "dict") -> None:
@@ -27,12 +43,6 @@ class Rooms(gym.Env[Any, Any]):
             self.observation_space = spaces.Tuple(list(PARTS.values()))
         self.action_space = spaces.Discrete(3)
         self.room = 1
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._shown(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         reward = float(int(action) == self.room - 1)
@@ -53,19 +63,13 @@ class Rooms(gym.Env[Any, Any]):
         return obs if self.shape == "dict" else tuple(obs.values())
 
 
-class Switches(gym.Env[Any, Any]):
+class Switches(World):
     """Shows bits and pays for every switch that is set as they are."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.MultiBinary(4)
         self.action_space = spaces.MultiBinary(4)
         self.bits = np.zeros(4, np.int8)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._shown(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), action
@@ -77,7 +81,7 @@ class Switches(gym.Env[Any, Any]):
         return self.bits.copy()
 
 
-class Gates(gym.Env[Any, Any]):
+class Gates(World):
     """Some actions are forbidden and end the world; `info["action_mask"]` says which."""
 
     def __init__(self, several: bool = False, silent: bool = False) -> None:
@@ -87,21 +91,15 @@ class Gates(gym.Env[Any, Any]):
         self.silent = silent
         self.masks: list[Any] = []
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self._shown()
-
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         chosen = np.atleast_1d(action)
         for mask, each in zip(self.masks, chosen, strict=True):
             if not mask[int(each)]:
                 raise RuntimeError(f"{action} is forbidden")
-        obs, info = self._shown()
+        obs, info = self.first()
         return obs, float(chosen.sum()), bool(self.np_random.random() < 0.1), False, info
 
-    def _shown(self) -> tuple[Any, dict[str, Any]]:
+    def first(self) -> tuple[Any, dict[str, Any]]:
         self.masks = []
         for size in self.sizes:
             mask = self.np_random.integers(0, 2, size, dtype=np.int8)
@@ -111,25 +109,19 @@ class Gates(gym.Env[Any, Any]):
         return self.np_random.uniform(-1, 1, 3).astype(np.float32), info
 
 
-class Whole(gym.Env[Any, Any]):
+class Whole(World):
     """A Box of whole numbers, as some simulators have."""
 
     def __init__(self) -> None:
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
         self.action_space = spaces.Box(0, 10, (2,), np.int32)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action), action
-        return np.zeros(2, np.float32), 0.0, False, False, {}
+        return self._shown(), 0.0, False, False, {}
 
 
-class BreaksDown(gym.Env[Any, Any]):
+class BreaksDown(World):
     """Raises what a broken simulation raises, from the 20th step on."""
 
     def __init__(self) -> None:
@@ -137,17 +129,11 @@ class BreaksDown(gym.Env[Any, Any]):
         self.action_space = spaces.Discrete(2)
         self.steps = 0
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         if self.steps >= 20:
             raise NonFiniteError("the simulation broke down", {"step": self.steps})
-        return np.zeros(2, np.float32), 0.0, False, False, {}
+        return self._shown(), 0.0, False, False, {}
 
 
 for entry in (Rooms, Switches, Gates, Whole, BreaksDown):

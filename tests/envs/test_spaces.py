@@ -182,7 +182,7 @@ def test_a_mask_that_cannot_be_used_is_refused() -> None:
         make_vector(EnvironmentConfig(id="Pendulum-v1", wrappers=[{"id": "ActionMask"}]), [0])
 
     class Wrong(Gates):
-        def _shown(self) -> Any:
+        def first(self) -> Any:
             return np.zeros(3, np.float32), {"action_mask": self.given}
 
     from rl_lab.envs.wrappers.action import ActionMask
