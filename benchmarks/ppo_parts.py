@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rl_lab.api import configure
-from rl_lab.orchestration.build import make_context, make_workflow, resolve
+from rl_lab.orchestration.build import make_context, make_workflow
+from rl_lab.orchestration.resolve import resolve
 
 SETTINGS = [
     "environment.id=CartPole-v1",

@@ -18,7 +18,12 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     words = [*SMALL, *SMALL_PPO]
     rl_lab.train("CartPole-v1:ppo_none", seed=1, runs_dir=root, overrides=words)
-    rl_lab.train("Pendulum-v1:ppo_gru", seed=2, runs_dir=root, overrides=words)
+    rl_lab.train(
+        "Pendulum-v1:ppo_gru",
+        seed=2,
+        runs_dir=root,
+        overrides=[*words, "environment.vectorization=sync"],
+    )
     return root
 
 

@@ -43,12 +43,13 @@ LAYERS: dict[str, set[str]] = {
 # Which third-party packages a layer may know. Gymnasium and Hydra have one home each.
 NUMBERS = {"torch", "numpy"}
 THIRD_PARTY: dict[str, set[str]] = {
-    "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control"},
+    "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control", "envpool"},
     "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard", "wandb"},
     "orchestration": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "cli": {"typer", "yaml", "torch"},
     # other libraries, to be compared with: each is optional and imported where it is used
-    "benchmarking": NUMBERS | {"gymnasium", "stable_baselines3", "sbx", "flax", "matplotlib"},
+    "benchmarking": NUMBERS
+    | {"gymnasium", "stable_baselines3", "sbx", "flax", "jax", "matplotlib"},
 }
 
 # The files that write to disk, and what. Everything else goes through `records/commit.py`.

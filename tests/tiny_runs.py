@@ -4,10 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.core.state import Tree, fingerprint
-from rl_lab.orchestration.build import build_run, resolve
+from rl_lab.orchestration.build import build_run
 from rl_lab.orchestration.compose import compose
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.resolve import resolve
 from rl_lab.orchestration.session import Outcome, train
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore

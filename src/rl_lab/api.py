@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,9 +18,8 @@ from rl_lab.core.batch import Array
 from rl_lab.core.registry import register
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import first_leaf, map_leaves
-from rl_lab.envs.make import make_vector
+from rl_lab.envs.make import single_spaces
 from rl_lab.envs.spaces import Frames, action_converter
-from rl_lab.envs.vector import SyncVector
 from rl_lab.orchestration import catalog, policy, session
 from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
@@ -158,16 +157,8 @@ class Policy:
     @classmethod
     def of(cls, loaded: policy.LoadedPolicy) -> "Policy":
         """A policy that speaks the spaces of its environment, inside the configured wrappers."""
-        vector = make_vector(replace(loaded.config.environment, vectorization="sync"), [0])
-        assert isinstance(vector, SyncVector)
-        environment = vector.envs[0]
-        made = cls(
-            loaded,
-            to_action=action_converter(environment.action_space),
-            frames=Frames(environment.observation_space),
-        )
-        vector.close()
-        return made
+        observation, action = single_spaces(loaded.config.environment)
+        return cls(loaded, to_action=action_converter(action), frames=Frames(observation))
 
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or for a batch of them, as the environment takes it.

@@ -10,10 +10,10 @@ import torch
 from rl_lab.benchmarking import plain_ppo
 from rl_lab.benchmarking.contestants import CONTESTANTS, Contestant, our_settings
 from rl_lab.benchmarking.profile import STAGES
-from rl_lab.benchmarking.settings import SETTINGS, Job
+from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
 from rl_lab.cli.main import main
 from rl_lab.core.errors import RunError
-from rl_lab.envs.vector import NativeCartPole
+from rl_lab.envs.classic import ClassicVector
 from rl_lab.workflows import ppo
 from tiny_runs import SMALL, SMALL_PPO, tiny_run
 
@@ -44,12 +44,14 @@ def bench(capsys, *words):
 def test_envs_measures_every_backend_that_works(capsys):
     report, rows = bench(capsys, "envs", "CartPole-v1", "Pendulum-v1", "--num-envs", "2", *QUICK)
     works = [name for name, row in rows.items() if "detail" not in row]
-    assert works == [
+    assert [name for name in works if "envpool" not in name] == [  # that one is optional
         "CartPole-v1 x 2 sync",
         "CartPole-v1 x 2 native",
         "CartPole-v1 x 2 process",
+        "CartPole-v1 x 2 torch",
         "Pendulum-v1 x 2 sync",
         "Pendulum-v1 x 2 process",
+        "Pendulum-v1 x 2 torch",
     ]
     assert "no native vector" in rows["Pendulum-v1 x 2 native"]["detail"]
     assert all(rows[name]["ratio"]["median"] == 1 for name in works if name.endswith("sync"))
@@ -80,13 +82,13 @@ def test_update_times_every_hook_on_the_same_state(capsys, monkeypatch):
 
 
 def test_profile_of_a_spec_and_of_a_run(capsys, place):
-    step = NativeCartPole.step
+    step = ClassicVector.step
     _, rows = bench(capsys, "profile", PPO, *SMALL, *SMALL_PPO, "--steps", "512", "--repeats", "2")
     assert list(rows) == [*STAGES, "total"]
     assert all(rows[name]["value"]["median"] > 0 for name in STAGES)
     shares = [rows[name]["samples"][0] for name in STAGES]
     assert sum(shares) == pytest.approx(rows["total"]["samples"][0])
-    assert NativeCartPole.step is step  # nothing stays timed
+    assert ClassicVector.step is step  # nothing stays timed
     assert not (place / "runs").exists()  # it leaves no run behind
 
     run = tiny_run(place / "runs", PPO, "environment.num_envs=2").run
@@ -132,6 +134,23 @@ def test_a_peer_that_is_absent_or_fails_has_a_row_of_its_own(capsys, monkeypatch
     assert rows["plain"]["detail"] == "failed: plain: ValueError: on purpose"
     # every round has another seed, and who failed once is not tried again
     assert asked == [("rl-lab", 0), ("plain", 0), ("rl-lab", 1)]
+
+
+def test_who_cannot_play_says_so(capsys, monkeypatch):
+    from rl_lab.benchmarking import peers
+
+    asked = []
+    timed = Timed(steps_per_second=9, first_return=1, first_spread=1, last_return=3)
+    monkeypatch.setattr(
+        peers, "trained", lambda name, job: asked.append((name, job)) or peers.Measured(timed, 1.0)
+    )
+    words = ["--settings", "halfcheetah", "--peer", "jax", "--repeats", "1"]
+    _, rows = bench(capsys, "peers", *words)
+    assert rows["jax"]["detail"] == "plays CartPole-v1 only"
+    assert [(name, job.env) for name, job in asked] == [("rl-lab", "HalfCheetah-v5")]
+    assert asked[0][1].rollouts == 49  # of 2,048 steps: the first that is past 100,000
+    _, rows = bench(capsys, "peers", *words, "--env", "Pendulum-v1")
+    assert asked[1][1].env == "Pendulum-v1"
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -209,6 +228,9 @@ def test_the_default_place_is_used_only_if_it_exists(capsys, place):
         ("peers --steps 2000", "give at least 2048"),
         ("peers --env CartPol-v1", "did you mean 'CartPole-v1'"),
         ("peers --compile maybe", "write on or off"),
+        ("peers --every 100", "--every is for --until"),
+        ("peers --until 475 --settings zo", "did you mean 'zoo'?"),
+        ("peers --until 475 --steps 1024 --every 513", "2 evaluations do not fit"),
     ],
 )
 def test_mistakes_are_one_line(capsys, place, words, said):

@@ -8,6 +8,7 @@ import pytest
 
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Discrete
+from rl_lab.envs.classic import ClassicVector
 from rl_lab.envs.make import (
     EnvironmentConfig,
     list_environments,
@@ -34,7 +35,7 @@ def test_unknown_ids_say_what_is_near() -> None:
     assert retired == "unknown environment 'HalfCheetah-v2': HalfCheetah-v4, HalfCheetah-v5 exist"
     assert "HalfCheetah-v2" not in list_environments("halfcheetah")
     assert "dm_control/cheetah-run exists" in message(id="dm_control/cheetah-run-v0")
-    assert "pip install ale-py" in message(id="ALE/Pong-v5")
+    assert "pip install vizdoom" in message(id="Vizdoom-v0")
     assert "module:Id" in message(id="no such thing!")
     assert "no_such_module" in message(id="no_such_module:Thing-v0")
 
@@ -59,18 +60,20 @@ def test_bad_values_are_refused_by_the_config() -> None:
             EnvironmentConfig(**settings)  # type: ignore[arg-type]
 
 
-def test_auto_takes_the_native_vector_only_when_nothing_is_in_the_way() -> None:
+def test_auto_leaves_the_loop_only_when_nothing_is_in_the_way() -> None:
     def chosen(**settings: Any) -> str:
         return resolve_vectorization(EnvironmentConfig(**settings))
 
-    assert chosen(id="CartPole-v1") == "native"
-    assert chosen(id="CartPole-v1", max_episode_steps=10) == "native"
-    assert chosen(id="Pendulum-v1") == "sync"
+    assert chosen(id="CartPole-v1") == "torch"
+    assert chosen(id="CartPole-v1", max_episode_steps=10) == "torch"
+    assert chosen(id="Taxi-v4") == "sync"
     assert chosen(id="CartPole-v1", kwargs={"sutton_barto_reward": True}) == "sync"
     mask = [{"id": "MaskObservation", "indices": [0]}]
     assert chosen(id="CartPole-v1", wrappers=mask) == "sync"
     assert chosen(id="CartPole-v1", vectorization="sync") == "sync"
-    assert isinstance(make_vector(EnvironmentConfig(id="CartPole-v1"), [0]), NativeCartPole)
+    assert isinstance(make_vector(EnvironmentConfig(id="CartPole-v1"), [0]), ClassicVector)
+    native = EnvironmentConfig(id="CartPole-v1", vectorization="native")
+    assert isinstance(make_vector(native, [0]), NativeCartPole)
     assert isinstance(make_vector(EnvironmentConfig(id="Taxi-v4"), [0]), SyncVector)
 
 

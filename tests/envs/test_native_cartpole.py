@@ -6,7 +6,7 @@ from rl_lab.envs.make import EnvironmentConfig, make_vector
 
 
 def test_rows_are_cartpole_transitions_and_ends_are_reset_at_once() -> None:
-    native = make_vector(EnvironmentConfig(id="CartPole-v1"), range(6))
+    native = make_vector(EnvironmentConfig(id="CartPole-v1", vectorization="native"), range(6))
     single = make_vector(EnvironmentConfig(id="CartPole-v1", vectorization="sync"), [0])
     single.reset()
     base = single.envs[0].unwrapped  # type: ignore[attr-defined]
@@ -33,7 +33,7 @@ def test_rows_are_cartpole_transitions_and_ends_are_reset_at_once() -> None:
 
 def test_both_flags_are_a_termination() -> None:
     # Pushed to one side only, every pole falls at step 8, 9 or 10; the clock is set to that step.
-    probe = make_vector(EnvironmentConfig(id="CartPole-v1"), [3])
+    probe = make_vector(EnvironmentConfig(id="CartPole-v1", vectorization="native"), [3])
     probe.reset()
     length = 1
     while not probe.step(np.ones(1, np.int64)).terminated[0]:
@@ -47,7 +47,7 @@ def test_both_flags_are_a_termination() -> None:
         vector = make_vector(config, [3])
         vector.reset()
         if vectorization == "sync":  # the same start as the native vector had
-            twin = make_vector(EnvironmentConfig(id="CartPole-v1"), [3])
+            twin = make_vector(EnvironmentConfig(id="CartPole-v1", vectorization="native"), [3])
             twin.reset()
             vector.envs[0].unwrapped.state = twin.env.state[:, 0]  # type: ignore[attr-defined]
         for _ in range(length):

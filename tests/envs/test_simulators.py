@@ -159,7 +159,7 @@ def test_replay_can_be_asked_for() -> None:
     vector, other = (make("Pendulum-v1", seed, snapshot="replay") for seed in (0, 1))
     first = vector.reset()
     assert snapshot.level(vector.envs[0]) == "E1"
-    assert np.array_equal(first, make("Pendulum-v1", 0).reset())  # the first episode is the same
+    assert np.array_equal(first, make("Pendulum-v1", 0, vectorization="sync").reset())
     actions = random_actions(vector, STEPS)
     rows(vector, actions[:30])
     other.load_state_dict(through_disk(vector.state_dict()))

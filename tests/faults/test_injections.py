@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from rl_lab.core.errors import NonFiniteError
-from rl_lab.orchestration.build import build_run, resolve
+from rl_lab.orchestration.build import build_run
 from rl_lab.orchestration.guard import nonfinite_paths
+from rl_lab.orchestration.resolve import resolve
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sinks
 from tiny_runs import tiny_config

@@ -125,7 +125,7 @@ def test_orthogonal_initialisation_and_a_nearly_uniform_first_policy():
     weight = model.torsos["actor"].encoder.layers[0].weight
     torch.testing.assert_close(weight.T @ weight, 2 * torch.eye(4), atol=1e-5, rtol=1e-5)
     policy, _ = model.policy_step(torch.randn(32, 4), model.initial_state(32))
-    assert (policy.logits.softmax(-1) - 1 / 3).abs().max() < 0.02
+    assert (policy.log_probs.exp() - 1 / 3).abs().max() < 0.02
 
 
 def test_head_layers_and_shared_torso():

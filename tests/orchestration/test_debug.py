@@ -31,7 +31,7 @@ def test_what_auto_chose_is_said_once_and_recorded(tmp_path, capsys):
         "compute.compile": config.compute.compile,
         "compute.threads": config.compute.threads,
     }
-    assert chosen["environment.vectorization"] == "native"
+    assert chosen["environment.vectorization"] == "torch"
     assert "auto" not in chosen.values()
     shown = capsys.readouterr().out
     for name, value in chosen.items():
@@ -44,7 +44,7 @@ def test_what_auto_chose_is_said_once_and_recorded(tmp_path, capsys):
 def test_what_was_asked_for_is_not_called_a_choice(tmp_path):
     words = ["experiment.device=cpu", "compute.threads=1", "compute.compile=off"]
     run = tiny_run(tmp_path, PPO, *words, "training.total_timesteps=64").run
-    assert "auto: environment.vectorization=native\n" in run.log_file.read_text()
+    assert "auto: environment.vectorization=torch\n" in run.log_file.read_text()
 
 
 # -- a debugger -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
 from rl_lab.core.schedule import Schedule
-from rl_lab.core.sequences import as_sequences, concatenate, take
+from rl_lab.core.sequences import as_rows, as_sequences, concatenate, take
 from rl_lab.core.state import fingerprint
 from rl_lab.workflows.ppo import (
     ADVANTAGE,
@@ -82,9 +82,11 @@ def test_sequences_keep_time_order_and_find_their_state():
     states = [{"m": {"h": torch.arange(3.0) + 10 * k}} for k in range(2)]
     state = concatenate(states)
     assert state["m"]["h"].tolist() == [0, 1, 2, 10, 11, 12]
-    chosen = take({"x": pieces, STATE: state}, torch.tensor([4, 0]))
+    chosen = take({"x": pieces, STATE: state}, torch.tensor([4, 0]), axis=1)
     assert chosen["x"].tolist() == [[7, 0], [10, 3]]
     assert chosen[STATE]["m"]["h"].tolist() == [11, 0]
+    single = take({"x": as_rows({"y": rows})["y"]}, torch.tensor([7, 1]), axis=0)
+    assert single["x"].tolist() == [7, 1]
 
 
 def rollout(orchestrator):
@@ -127,7 +129,7 @@ def test_credit_by_hand(tiny):
         running = delta + torch.where(ended, 0.0, 0.99 * 0.95 * running)
         advantage[t] = running
     for name, expected in ((ADVANTAGE, advantage), (RETURN, advantage + value)):
-        torch.testing.assert_close(rows[name], as_sequences(expected, 1), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(rows[name], expected.flatten(), atol=1e-5, rtol=1e-5)
 
 
 def test_the_objective_is_the_sum_of_its_parts(tiny):
@@ -140,8 +142,10 @@ def test_the_objective_is_the_sum_of_its_parts(tiny):
         "entropy_coefficient": torch.tensor(0.1),
     }
     with torch.no_grad():
-        loss, parts = ppo_loss(workflow.model, rows, hyper, normalize_batch=True)
-        policy, _ = workflow.model(rows[OBS], rows[STATE], rows[RESET])
+        loss, parts = ppo_loss(
+            workflow.model, torch.arange(len(rows[OBS])), rows, hyper, normalize_batch=True
+        )
+        policy, _ = workflow.model(rows[OBS], rows[STATE], None)
     expected = parts["policy_loss"] + 0.5 * parts["value_loss"] - 0.1 * parts["entropy"]
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(parts["entropy"], policy.entropy().mean())
@@ -157,11 +161,11 @@ def test_loss_does_not_depend_on_the_order_of_rows(tiny):
         "value_coefficient": torch.tensor(0.5),
         "entropy_coefficient": torch.tensor(0.1),
     }
-    order = torch.randperm(rows[OBS].shape[1], generator=torch.Generator().manual_seed(0))
-    loss = partial(ppo_loss, workflow.model, hyper=hyper, normalize_batch=True)
+    order = torch.randperm(len(rows[OBS]), generator=torch.Generator().manual_seed(0))
+    loss = partial(ppo_loss, workflow.model, rollout=rows, hyper=hyper, normalize_batch=True)
     with torch.no_grad():
-        straight, metrics = loss(rows)
-        shuffled, _ = loss(take(rows, order))
+        straight, metrics = loss(torch.arange(len(rows[OBS])))
+        shuffled, _ = loss(order)
     torch.testing.assert_close(straight, shuffled)
     assert all(value.shape == () for value in metrics.values())
 
@@ -286,6 +290,7 @@ def test_impossible_combinations_are_refused_before_anything_is_built(overrides,
 @pytest.mark.parametrize("memory", ["none", "gru"])
 def test_compiled_and_eager_updates_agree(memory, tiny):
     overrides = [f"network.memory.type={memory}", "algorithm.minibatches=2"]
+    overrides.append("environment.vectorization=sync")  # the same rollout for both
     states = {}
     for mode in ("off", "on"):
         orchestrator = tiny("CartPole-v1:ppo_none", f"compute.compile={mode}", *overrides)

@@ -7,8 +7,9 @@ from contextlib import ExitStack
 from rl_lab.benchmarking.environments import stepping
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, measured
-from rl_lab.orchestration.build import make_context, make_policy, make_workflow, resolve
+from rl_lab.orchestration.build import make_context, make_policy, make_workflow
 from rl_lab.orchestration.config import RunConfig, to_tree
+from rl_lab.orchestration.resolve import resolve
 from rl_lab.workflows.base import Workflow
 
 ENVIRONMENT, RANDOM, POLICY = "environment only", "random policy", "policy"

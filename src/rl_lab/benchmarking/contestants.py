@@ -11,18 +11,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rl_lab.benchmarking.settings import Clock, Job, Timed
+from rl_lab.benchmarking.settings import IN_A_ROW, JUDGED, Clock, Job, Timed
 
 OURS, PLAIN = "rl-lab", "plain"
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """Who takes part, what it is, and the module it needs."""
+    """Who takes part, what it is, the module it needs, and what it plays if not everything."""
 
     about: str
     module: str
     train: Callable[[Job], Timed]
+    only: str | None = None
 
     @property
     def installed(self) -> bool:
@@ -33,7 +34,8 @@ class Contestant:
 def ours(job: Job) -> Timed:
     """The real loop of a run: its folder, guards and last checkpoint. No evaluation, one row."""
     from rl_lab.api import as_override, configure
-    from rl_lab.orchestration.build import build_run, resolve
+    from rl_lab.orchestration.build import build_run
+    from rl_lab.orchestration.resolve import resolve
     from rl_lab.records.run_directory import RunDirectory
     from rl_lab.records.sinks import Sinks
 
@@ -90,19 +92,52 @@ def our_settings(job: Job) -> dict[str, Any]:
     }
 
 
+def our_command(job: Job) -> list[str]:
+    """The words of `rl-lab train` that end where the return is reached; the defaults otherwise."""
+    from rl_lab.api import as_override, configure
+    from rl_lab.orchestration.resolve import resolve
+
+    settings = our_settings(job)
+    config = configure(overrides=[as_override(*each) for each in settings.items()])[0]
+    settings |= {
+        # As in the others, environments live in the one process.
+        "environment.vectorization": resolve(config).environment.vectorization,
+        "evaluation.every_steps": job.every,
+        "evaluation.episodes": JUDGED,
+        "evaluation.num_envs": JUDGED,
+        "evaluation.stop_at": job.until,
+        "evaluation.patience": IN_A_ROW,
+        "evaluation.test_episodes": 0,  # what comes after the training
+        "logging.every_steps": 0,
+        "logging.tensorboard": False,  # nobody else writes events
+    }
+    return ["train", *(as_override(path, value) for path, value in settings.items())]
+
+
 def plain(job: Job) -> Timed:
     """The loop in plain_ppo.py."""
+    import torch
+
     from rl_lab.benchmarking import plain_ppo
 
+    torch.set_num_threads(1)
     return plain_ppo.train(job)
+
+
+def whole_program(job: Job) -> Timed:
+    """The program in plain_jax.py."""
+    from rl_lab.benchmarking import plain_jax
+
+    return plain_jax.train(job)
 
 
 def stable_baselines3(job: Job) -> Timed:
     """Stable-Baselines3, with its DummyVecEnv."""
+    import torch
     from stable_baselines3 import PPO
-    from torch import nn
 
-    return _baselines(job, PPO, nn.Tanh)
+    torch.set_num_threads(1)
+    return _baselines(job, PPO, torch.nn.Tanh)
 
 
 def sbx(job: Job) -> Timed:
@@ -117,18 +152,26 @@ def _baselines(job: Job, algorithm: Any, activation: Any) -> Timed:
     """Both libraries have one interface."""
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.evaluation import evaluate_policy
 
     values, clock = job.values, Clock(job)
+    tests = None if job.until is None else make_vec_env(job.env, n_envs=JUDGED, seed=job.seed + 1)
+
+    def score(model: Any) -> float:
+        return float(evaluate_policy(model, tests, n_eval_episodes=JUDGED, deterministic=True)[0])
 
     class Watch(BaseCallback):  # type: ignore[misc]
         """Called where a rollout begins: the update of the one before is over."""
 
+        over = False
+
         def _on_step(self) -> bool:
-            return True
+            return not self.over
 
         def _on_rollout_start(self) -> None:
             if self.num_timesteps:
                 clock.rollout_done(returns(self.model))
+                self.over = clock.reached(lambda: score(self.model))
 
     def returns(model: Any) -> list[float]:
         return [float(each["r"]) for each in model.ep_info_buffer]
@@ -155,8 +198,11 @@ def _baselines(job: Job, algorithm: Any, activation: Any) -> Timed:
         seed=job.seed,
         device="cpu",
     )
-    model.learn(job.steps, callback=Watch(), log_interval=10 * job.rollouts)
-    clock.rollout_done(returns(model))
+    watch = Watch()
+    model.learn(job.steps, callback=watch, log_interval=10 * job.rollouts)
+    if not watch.over:  # the last update is followed by no rollout
+        clock.rollout_done(returns(model))
+        clock.reached(lambda: score(model))
     return clock.result(returns(model))
 
 
@@ -165,4 +211,5 @@ CONTESTANTS = {
     PLAIN: Contestant("a plain single-file loop in torch", "gymnasium", plain),
     "sb3": Contestant("Stable-Baselines3", "stable_baselines3", stable_baselines3),
     "sbx": Contestant("Stable-Baselines3 in JAX", "sbx", sbx),
+    "jax": Contestant("one compiled JAX program", "jax", whole_program, only="CartPole-v1"),
 }

@@ -12,7 +12,8 @@ from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import VectorEnv, WorkflowContext
 from rl_lab.envs.make import EnvironmentConfig, find
-from rl_lab.orchestration.build import make_context, make_workflow, resolve
+from rl_lab.orchestration.build import make_context, make_workflow
+from rl_lab.orchestration.resolve import resolve
 
 DEFAULT_IDS = ("CartPole-v1", "Pendulum-v1")
 BASELINE = "sync"

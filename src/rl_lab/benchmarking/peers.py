@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_lab.benchmarking.contestants import CONTESTANTS, OURS, PLAIN
-from rl_lab.benchmarking.measure import Tell, interleave, silent, spread
+from rl_lab.benchmarking.measure import Samples, Tell, interleave, silent, spread
 from rl_lab.benchmarking.report import Report, absent, measured
 from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
 from rl_lab.benchmarking.worker import RESULT
@@ -31,6 +31,7 @@ ALONE = {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
 }
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Measured:
 
 def bench_peers(
     *,
-    env: str,
+    env: str | None,
     settings: str,
     steps: int,
     repeats: int,
@@ -52,17 +53,8 @@ def bench_peers(
     tell: Tell = silent,
 ) -> Report:
     """Steady-state speed of everyone who is installed, and how often it fits into ours."""
-    chosen = _chosen(names)
-    job = _job(env, settings, steps, compile)
-    find(env)
-    jobs: dict[str, Callable[[], Measured | None]] = {}
-    problems: dict[str, str] = {}
-    for name in chosen:
-        if CONTESTANTS[name].installed:
-            jobs[name] = partial(_attempt, name, job, count(), problems)
-        else:
-            problems[name] = ADVICE
-    samples = interleave(jobs, repeats, tell)
+    chosen, job = invited(names), planned(env, settings, steps, compile)
+    samples, problems = contest(chosen, job, trained, repeats, tell)
     rows = [
         absent(name, problems[name])
         if name in problems
@@ -71,7 +63,7 @@ def bench_peers(
     ]
     return Report(
         benchmark=f"peers-{settings}",
-        title=f"PPO on {env}, {settings} settings, {job.steps:,} steps, one thread",
+        title=f"PPO on {job.env}, {settings} settings, {job.steps:,} steps, one thread",
         unit="environment steps/s",
         ratio_means=f"{OURS} is this many times as fast",
         rows=rows,
@@ -80,7 +72,8 @@ def bench_peers(
     )
 
 
-def _chosen(names: Sequence[str]) -> list[str]:
+def invited(names: Sequence[str]) -> list[str]:
+    """Us, and these others; all others if none is named."""
     for name in names:
         if name not in CONTESTANTS:
             raise UserError(
@@ -89,27 +82,51 @@ def _chosen(names: Sequence[str]) -> list[str]:
     return [each for each in CONTESTANTS if each == OURS or not names or each in names]
 
 
-def _job(env: str, settings: str, steps: int, compile: bool) -> Job:
+def planned(env: str | None, settings: str, steps: int, compile: bool) -> Job:
+    """The training that everyone is asked for, if it makes sense."""
     if settings not in SETTINGS:
         hint = did_you_mean(settings, SETTINGS)
         raise UserError(f"--settings {settings}: there are no such settings{hint}")
-    rows = SETTINGS[settings].rows
-    if steps < 2 * rows:
+    values = SETTINGS[settings]
+    if steps < 2 * values.rows:
         raise UserError(
-            f"--steps {steps}: a rollout has {rows} steps, and the first ones are not counted; "
-            f"give at least {2 * rows}"
+            f"--steps {steps}: a rollout has {values.rows} steps, and the first ones are not "
+            f"counted; give at least {2 * values.rows}"
         )
-    return Job(env=env, settings=settings, rollouts=-(-steps // rows), compile=compile)
+    id = env or values.env
+    find(id)
+    return Job(env=id, settings=settings, rollouts=-(-steps // values.rows), compile=compile)
+
+
+def contest(
+    names: Sequence[str], job: Job, run: Callable[[str, Job], T], repeats: int, tell: Tell
+) -> tuple[Samples[T | None], dict[str, str]]:
+    """One result per round of everyone who can take part, and why the others cannot."""
+    jobs: dict[str, Callable[[], T | None]] = {}
+    problems: dict[str, str] = {}
+    for name in names:
+        contestant = CONTESTANTS.get(name, CONTESTANTS[OURS])  # we may take part in several ways
+        if contestant.only not in (None, job.env):
+            problems[name] = f"plays {contestant.only} only"
+        elif contestant.installed:
+            jobs[name] = partial(_attempt, name, job, run, count(), problems)
+        else:
+            problems[name] = ADVICE
+    return interleave(jobs, repeats, tell), problems
 
 
 def _attempt(
-    name: str, job: Job, seeds: Iterator[int], problems: dict[str, str]
-) -> Measured | None:
+    name: str,
+    job: Job,
+    run: Callable[[str, Job], T],
+    seeds: Iterator[int],
+    problems: dict[str, str],
+) -> T | None:
     """One training, on the next seed; a peer that fails says so in its row, the others go on."""
     if name in problems:
         return None
     try:
-        return trained(name, replace(job, seed=next(seeds)))
+        return run(name, replace(job, seed=next(seeds)))
     except RunError as error:
         if name == OURS:
             raise
@@ -122,16 +139,25 @@ def trained(name: str, job: Job) -> Measured:
     with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
         file = Path(folder) / "job.json"
         write_atomically(file, json.dumps({"contestant": name, "job": asdict(job)}).encode())
-        command = [sys.executable, "-m", "rl_lab.benchmarking.worker", str(file)]
-        started = time.perf_counter()
-        done = subprocess.run(
-            command, env=os.environ | ALONE, capture_output=True, text=True, check=False
-        )
-        seconds = time.perf_counter() - started
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise RunError(f"{name}: {lines[-1]}")
+        _, seconds = timed(name, ["-m", "rl_lab.benchmarking.worker", str(file)])
         return Measured(Timed(**json.loads(file.with_name(RESULT).read_text())), seconds)
+
+
+def timed(name: str, words: Sequence[str]) -> tuple[str, float]:
+    """What a new interpreter with these words printed, and the seconds that it took in all."""
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=os.environ | ALONE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RunError(f"{name}: {lines[-1]}")
+    return done.stdout, seconds
 
 
 def _whole(samples: Sequence[Measured | None]) -> list[Measured]:
@@ -153,7 +179,7 @@ def _row(name: str, own: Sequence[Measured], ours: Sequence[Measured]) -> dict[s
 
 def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
     notes = [
-        f"'{PLAIN}' is our own plain loop in the usual single-file style",
+        f"'{PLAIN}' is our own plain loop in the usual single-file style, 'jax' our own program",
         "total_seconds includes imports and compiling; steps/s leaves the first rollouts out",
     ]
     idle = [row["name"] for row in rows if row.get("runs", 0) != row.get("learned", 0)]

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from rl_lab.benchmarking.settings import EPISODES, Clock, Job, Settings, Timed
+from rl_lab.benchmarking.settings import EPISODES, JUDGED, Clock, Job, Settings, Timed
 
 
 def layer(inputs: int, outputs: int, gain: float) -> nn.Linear:
@@ -85,11 +85,8 @@ def train(job: Job) -> Timed:
                 policy, value = agent.policy(obs), agent.value(obs)
                 action = policy.sample()
                 log_prob = policy.log_prob(action)
-            chosen = action.numpy()
-            if not agent.discrete:
-                space: Any = envs.single_action_space
-                chosen = np.clip(chosen, space.low, space.high)
-            following, raw_reward, terminated, truncated, info = envs.step(chosen)
+            played = envs.step(legal(envs, action))
+            following, raw_reward, terminated, truncated, info = played
             done = terminated | truncated
             running += raw_reward
             returns.extend(running[done].tolist())
@@ -110,11 +107,37 @@ def train(job: Job) -> Timed:
         flat = {name: each.flatten(0, 1) for name, each in rows.items()}
         learn(agent, optimizer, flat, values, values.clip_range * left)
         clock.rollout_done(returns)
+        if clock.reached(lambda: evaluate(agent, job)):
+            break
     envs.close()
     return clock.result(returns)
 
 
 ROWS = ("obs", "action", "log_prob", "value", "reward", "done")
+
+
+def legal(envs: SyncVectorEnv, action: Tensor) -> Any:
+    """What an environment is given: within its bounds, where it has some."""
+    space: Any = envs.single_action_space
+    if isinstance(space, gym.spaces.Discrete):
+        return action.numpy()
+    return np.clip(action.numpy(), space.low, space.high)
+
+
+@torch.no_grad()
+def evaluate(agent: Agent, job: Job) -> float:
+    """The mean return of one episode in each of some environments, without chance."""
+    envs = SyncVectorEnv([lambda: gym.make(job.env) for _ in range(JUDGED)])
+    total, alive = np.zeros(JUDGED), np.ones(JUDGED, bool)
+    obs = envs.reset(seed=job.seed + 1)[0]
+    while alive.any():
+        out = agent.actor(torch.as_tensor(obs, dtype=torch.float32))
+        action = out.argmax(-1) if agent.discrete else out
+        obs, reward, terminated, truncated, _ = envs.step(legal(envs, action))
+        total += np.where(alive, reward, 0.0)
+        alive &= ~(terminated | truncated)
+    envs.close()
+    return float(total.mean())
 
 
 def advantages(rows: dict[str, Tensor], last_value: Tensor, values: Settings) -> Tensor:

@@ -3,8 +3,9 @@
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,14 @@ class Report:
 def measured(
     name: str, values: Sequence[float], compared: tuple[Sequence[float], Sequence[float]]
 ) -> dict[str, Any]:
-    """A row: the spread of the values, and of the ratio of the first series to the second."""
-    return {
-        "name": name,
-        "value": _numbers(spread(values)),
-        "ratio": _numbers(ratio(*compared)),
-        "samples": list(values),
-    }
+    """A row: the spread of the values, and of the ratio of the first series to the second.
+
+    There is no ratio where there is nothing to compare with.
+    """
+    row: dict[str, Any] = {"name": name, "value": _numbers(spread(values))}
+    if compared[0]:
+        row["ratio"] = _numbers(ratio(*compared))
+    return row | {"samples": list(values)}
 
 
 def absent(name: str, reason: str) -> dict[str, Any]:
@@ -73,10 +75,12 @@ def destination(benchmark: str, output: Path | None) -> Path | None:
     return output
 
 
-def save(report: Report, file: Path) -> list[Path]:
+def save(
+    report: Report, file: Path, draw: Callable[[Report], bytes | None] | None = None
+) -> list[Path]:
     """The JSON, and a PNG of the same name where matplotlib is installed; what was written."""
     text = json.dumps(report.to_tree(), indent=2, ensure_ascii=False) + "\n"
-    picture = draw(report)
+    picture = (draw or bars)(report)
     try:
         write_atomically(file, text.encode())
         if picture is None:
@@ -87,13 +91,12 @@ def save(report: Report, file: Path) -> list[Path]:
     return [file, file.with_suffix(".png")]
 
 
-def draw(report: Report) -> bytes | None:
+def bars(report: Report) -> bytes | None:
     """One bar per measured row with its quartiles, as a PNG; None without matplotlib."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:  # it is optional
+    if find_spec("matplotlib") is None:  # it is optional
         return None
+    from matplotlib.figure import Figure
+
     rows = [row for row in reversed(report.rows) if "value" in row]
     middle = [row["value"]["median"] for row in rows]
     below = [row["value"]["median"] - row["value"]["low"] for row in rows]
@@ -103,6 +106,13 @@ def draw(report: Report) -> bytes | None:
     axes.barh([row["name"] for row in rows], middle, xerr=[below, above], capsize=3)
     axes.set_xlabel(f"{report.unit} (median, quartiles)")
     axes.set_title(report.title)
+    return png(figure)
+
+
+def png(figure: Any) -> bytes:
+    """A figure of matplotlib as the bytes of a file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     file = io.BytesIO()
     FigureCanvasAgg(figure).print_png(file)
     return file.getvalue()

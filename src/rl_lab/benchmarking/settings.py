@@ -1,18 +1,21 @@
 """What every contestant of `rl-lab bench peers` is given, and what each gives back."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 
 WARM_UP = 3  # rollouts before the clock of the steady state starts: imports, caches, compilers
 EPISODES = 100  # returns are means over this many episodes, or fewer if there are fewer
+JUDGED = 20  # episodes of one evaluation on the way to a return, in as many environments
+IN_A_ROW = 2  # evaluations that must reach it: a single one may be luck
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """PPO with a 2 x 64 tanh actor and a separate critic of the same size; Adam with eps 1e-5."""
 
+    env: str = "CartPole-v1"  # unless another one is asked for
     num_envs: int = 8
     rollout_steps: int
     batch_size: int
@@ -52,6 +55,26 @@ SETTINGS = {
         learning_rate=1e-3,
         decay=True,
     ),
+    "quick": Settings(  # many environments and few, large minibatches: the least time to learn it
+        num_envs=128,
+        rollout_steps=32,
+        batch_size=1024,
+        epochs=6,
+        gamma=0.98,
+        gae_lambda=0.9,
+        learning_rate=3e-3,
+        decay=False,
+    ),
+    "halfcheetah": Settings(
+        env="HalfCheetah-v5",
+        rollout_steps=256,
+        batch_size=64,
+        epochs=10,
+        gamma=0.99,
+        gae_lambda=0.95,
+        learning_rate=3e-4,
+        decay=False,
+    ),
 }
 
 
@@ -64,6 +87,8 @@ class Job:
     rollouts: int
     seed: int = 0
     compile: bool = False
+    until: float | None = None  # stop where evaluations reach this return
+    every: int = 0  # environment steps between these evaluations
 
     @property
     def values(self) -> Settings:
@@ -84,6 +109,8 @@ class Timed:
     first_return: float  # mean of the episodes of the first rollout that finished any
     first_spread: float  # their standard deviation
     last_return: float  # mean of the last episodes
+    steps: int = 0  # environment steps that were taken
+    reached: bool = False  # the return that was asked for, in evaluations in a row
 
     @property
     def learned(self) -> bool:
@@ -98,6 +125,12 @@ class Clock:
     job: Job
     times: list[float] = field(default_factory=list)
     first: tuple[float, float] | None = None  # mean and deviation of the first finished episodes
+    scores: list[float] = field(default_factory=list)  # of the evaluations
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return len(self.times) * self.job.values.rows
 
     def rollout_done(self, returns: Sequence[float]) -> None:
         """A rollout was collected and learnt from; `returns` of the last finished episodes."""
@@ -105,9 +138,24 @@ class Clock:
         if self.first is None and returns:
             self.first = fmean(returns), pstdev(returns)
 
+    def reached(self, evaluate: Callable[[], float]) -> bool:
+        """After a rollout: evaluate if it is time, and tell whether the training may end."""
+        before = self.steps - self.job.values.rows
+        if self.job.until is None or self.steps // self.job.every == before // self.job.every:
+            return False
+        self.scores.append(evaluate())
+        return self.sustained
+
+    @property
+    def sustained(self) -> bool:
+        """The last evaluations in a row have all reached the return that is asked for."""
+        last, goal = self.scores[-IN_A_ROW:], self.job.until
+        return goal is not None and len(last) == IN_A_ROW and min(last) >= goal
+
     def result(self, returns: Sequence[float]) -> Timed:
         """After the last rollout: the steady state, and how well it plays."""
-        assert len(self.times) == self.job.rollouts, (len(self.times), self.job.rollouts)
+        whole = len(self.times) == self.job.rollouts
+        assert whole or self.sustained, (len(self.times), self.job.rollouts)
         mean, deviation = self.first or (float("nan"), float("nan"))
         skipped = min(WARM_UP, len(self.times) - 1)
         counted = len(self.times) - skipped
@@ -118,4 +166,6 @@ class Clock:
             first_return=mean,
             first_spread=deviation,
             last_return=fmean(returns) if returns else float("nan"),
+            steps=self.steps,
+            reached=self.sustained,
         )

@@ -11,8 +11,9 @@ from rl_lab.benchmarking.collect import PHASE
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, absent, measured
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.build import make_context, make_workflow, resolve
+from rl_lab.orchestration.build import make_context, make_workflow
 from rl_lab.orchestration.config import RunConfig, to_tree
+from rl_lab.orchestration.resolve import resolve
 from rl_lab.workflows.base import Workflow
 
 MODES = {"off": "eager", "on": "compiled"}

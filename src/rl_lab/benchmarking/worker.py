@@ -1,14 +1,13 @@
 """One timed training in an interpreter of its own: `python -m rl_lab.benchmarking.worker FILE`.
 
-FILE holds the job as JSON; the result is written beside it, because a library may print.
+FILE holds the job as JSON; the result is written beside it, because a library may print. Nothing
+heavy is imported here: everyone pays for its own imports only.
 """
 
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-
-import torch
 
 from rl_lab.benchmarking.contestants import CONTESTANTS
 from rl_lab.benchmarking.settings import Job
@@ -19,7 +18,6 @@ RESULT = "result.json"
 
 def main(file: Path) -> None:
     """Read, train, write."""
-    torch.set_num_threads(1)
     asked = json.loads(file.read_text())
     result = CONTESTANTS[asked["contestant"]].train(Job(**asked["job"]))
     write_atomically(file.with_name(RESULT), json.dumps(asdict(result)).encode())

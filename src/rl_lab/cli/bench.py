@@ -3,7 +3,7 @@
 Words and options of its subcommands live here, as there are many; nothing heavy is imported.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -127,22 +127,47 @@ def update(
 
 @app.command(name="peers", context_settings=SETTINGS)
 def peers(
-    env: Annotated[str, typer.Option(help="the environment, a Gymnasium id")] = "CartPole-v1",
+    env: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="a Gymnasium id; default: that of the settings"),
+    ] = None,
     settings: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="matched|zoo",
-            help="matched: 8 x 128, 4 epochs of 4 minibatches; zoo: 8 x 32, 20 epochs, decaying",
+            metavar="matched|zoo|halfcheetah",
+            help="matched: 8 x 128, 4 epochs of 4 minibatches; zoo: 8 x 32, 20 epochs, decaying; "
+            "halfcheetah: 8 x 256, 10 epochs of 32; default: matched, with --until zoo",
         ),
-    ] = "matched",
+    ] = None,
     steps: Annotated[int, typer.Option(min=1, help="environment steps of each training")] = 100_000,
+    until: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RETURN",
+            help="time from the command until evaluations in a row reach this; --steps is the most",
+        ),
+    ] = None,
+    every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="with --until: steps between evaluations; default: a tenth of --steps",
+        ),
+    ] = None,
     repeats: Repeats = 5,
     compile: Annotated[
-        str, typer.Option(metavar="on|off", help="whether our own update is compiled")
+        str,
+        typer.Option(
+            metavar="on|off",
+            help="whether our own update is compiled; with --until, on adds a row for that",
+        ),
     ] = "off",
     peer: Annotated[
         list[str] | None,
-        typer.Option("--peer", help="only this one besides rl-lab: plain, sb3, sbx; repeatable"),
+        typer.Option(
+            "--peer", help="only this one besides rl-lab: plain, sb3, sbx, jax; repeatable"
+        ),
     ] = None,
     output: Output = None,
     as_json: Json = False,
@@ -153,23 +178,34 @@ def peers(
     imports included, and whether it learned. Peers come with: pip install 'rl-lab[peers]'
     """
     from rl_lab.benchmarking.peers import bench_peers
+    from rl_lab.benchmarking.until import bench_until
 
     if compile not in SWITCHES:
         raise UserError(f"--compile {compile}: write on or off")
+    asked: dict[str, Any] = {
+        "env": env,
+        "settings": settings or ("matched" if until is None else "zoo"),
+        "steps": steps,
+        "repeats": repeats,
+        "compile": SWITCHES[compile],
+        "names": peer or [],
+    }
+    if until is not None:
+        return _run(
+            f"until-{asked['settings']}",
+            lambda tell: bench_until(until, every=every, tell=tell, **asked),
+            output,
+            as_json,
+            columns=ARRIVALS,
+        )
+    if every is not None:
+        raise UserError("--every is for --until: say which return is to be reached")
     return _run(
-        f"peers-{settings}",
-        lambda tell: bench_peers(
-            env=env,
-            settings=settings,
-            steps=steps,
-            repeats=repeats,
-            compile=SWITCHES[compile],
-            names=peer or [],
-            tell=tell,
-        ),
+        f"peers-{asked['settings']}",
+        lambda tell: bench_peers(tell=tell, **asked),
         output,
         as_json,
-        columns=("seconds in all", "return", "learned"),
+        columns=TRAININGS,
     )
 
 
@@ -205,30 +241,35 @@ def profile(
 
 # ------------------------------------------------------------------- what they share
 
+Columns = Mapping[str, Callable[[Mapping[str, Any]], Any]]  # title -> what to take from a row
+TRAININGS: Columns = {
+    "seconds in all": lambda row: row["total_seconds"],
+    "return": lambda row: f"{row['first_return']:.1f} → {row['last_return']:.1f}",
+    "learned": lambda row: f"{row['learned']} of {row['runs']}",
+}
+ARRIVALS: Columns = {
+    "steps": lambda row: int(row["steps"]),
+    "arrived": lambda row: f"{row['reached']} of {row['rounds']}",
+}
+
 
 def _run(
     name: str,
     measure: Callable[[Callable[[str], None]], "Report"],
     output: Path | None,
     as_json: bool,
-    columns: Sequence[str] = (),
+    columns: Columns | None = None,
 ) -> int:
-    """Measure, print, keep; 1 if nothing but the reasons of failures was found."""
+    """Measure, print, keep."""
     from rl_lab.benchmarking.report import destination, save
-    from rl_lab.cli.printing import say, say_json, table, warn
+    from rl_lab.cli.printing import say, say_json, warn
 
     file = destination(name, output)  # a wrong one is told before the work is done
     report = measure(warn)
     if as_json:
         say_json(report.to_tree())
     else:
-        say(f"{report.title}\n")
-        say(table([_cells(row) for row in report.rows], ["name", "median", "quartiles", "ratio",
-            "spread", *columns, *(["why not"] if _has_absent(report) else [])]))  # fmt: skip
-        say(f"\nmedian and quartiles: {report.unit}; ratio: {report.ratio_means}")
-        for note in report.notes:
-            say(note)
-        say(f"load of the machine at the end: {report.load:.1f}")
+        say(as_text(report, columns or {}))
     if file is not None:
         written = save(report, file)
         warn(f"written: {', '.join(map(str, written))}")
@@ -237,29 +278,39 @@ def _run(
     return 0
 
 
-def _has_absent(report: "Report") -> bool:
-    return any("detail" in row for row in report.rows)
+def as_text(report: "Report", columns: Columns) -> str:
+    """A report for people: a table, what its numbers are, and notes."""
+    from rl_lab.cli.printing import table
+
+    names = ["name", "median", "quartiles", "ratio", "spread", *columns]
+    if any("detail" in row for row in report.rows):
+        names.append("why not")
+    lines = [
+        f"{report.title}\n",
+        table([_cells(row, columns) for row in report.rows], names),
+        f"\nmedian and quartiles: {report.unit}; ratio: {report.ratio_means}",
+        *report.notes,
+        f"load of the machine at the end: {report.load:.1f}",
+    ]
+    return "\n".join(lines)
 
 
-def _cells(row: dict[str, Any]) -> dict[str, Any]:
+def _cells(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
     """A row of a report as the cells of a table."""
+    from rl_lab.cli.printing import cell
+
     if "detail" in row:
         return {"name": row["name"], "why not": row["detail"]}
-    value, ratio = row["value"], row["ratio"]
+    value, ratio = row["value"], row.get("ratio")
     cells = {
         "name": row["name"],
         "median": value["median"],
-        "quartiles": f"{value['low']:,.1f} … {value['high']:,.1f}",
-        "ratio": f"{ratio['median']:.3g}",
-        "spread": f"{ratio['low']:.3g} … {ratio['high']:.3g}",
+        "quartiles": f"{cell(value['low'])} … {cell(value['high'])}",
     }
-    if "runs" in row:
-        cells |= {
-            "seconds in all": row["total_seconds"],
-            "return": f"{row['first_return']:.1f} → {row['last_return']:.1f}",
-            "learned": f"{row['learned']} of {row['runs']}",
-        }
-    return cells
+    if ratio:
+        cells["ratio"] = f"{ratio['median']:.3g}"
+        cells["spread"] = f"{ratio['low']:.3g} … {ratio['high']:.3g}"
+    return cells | {name: take(row) for name, take in columns.items()}
 
 
 def _split(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -111,20 +111,20 @@ def _interrupting(config: Any, directory: Any, start: int) -> Sequence[Any]:
 def install(runs_dir: Path, *, as_json: bool) -> int:
     """Versions, compiler, device, and whether runs can be written."""
     import platform
-    import shutil
     from importlib.metadata import version
 
     import torch
 
+    from rl_lab.core.compiled import cache_folder, compiler
     from rl_lab.records.provenance import PACKAGES
 
-    compiler = next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     obstacle = _obstacle(runs_dir)
     facts = {
         "python": f"{platform.python_version()} ({sys.executable})",
         **{name: version(name) for name in PACKAGES},
-        "compiler": compiler or "none: updates cannot be compiled (install g++)",
+        "compiler": compiler() or "none: updates cannot be compiled (install g++)",
+        "compiled": f"{cache_folder()} (what was compiled is kept there)",
         "device": f"cuda ({gpu})" if gpu else "cpu",
         "runs folder": f"{runs_dir} ({obstacle or 'writable'})",
         **_plugins(),

@@ -85,14 +85,14 @@ def _at(tree: Any, keys: list[str]) -> Any:
 
 
 def _print_differences(config: Any, reference: str, request: Request, as_json: bool) -> int:
-    from rl_lab.orchestration.build import resolve
     from rl_lab.orchestration.config import diff, to_tree
     from rl_lab.orchestration.session import load_config
     from rl_lab.records.run_directory import find_run
 
     directory, _ = find_run(reference, request.runs_dir)
-    # What a run chose for `auto` is in its config, so it must be chosen here too.
-    found = diff(to_tree(load_config(directory)), to_tree(resolve(config)))
+    found = diff(to_tree(load_config(directory)), to_tree(config))
+    # What a run chose for `auto` is in its config; asking for `auto` is no difference to it.
+    found = [each for each in found if each[2] != "auto"]
     if as_json:
         say_json([{"path": path, "run": run, "here": here} for path, run, here in found])
         return 0

@@ -128,7 +128,8 @@ def _stepping(id: str, timesteps: int) -> Callable[[], None]:
 
     def job() -> None:
         from rl_lab.api import configure
-        from rl_lab.orchestration.build import make_context, make_workflow, resolve
+        from rl_lab.orchestration.build import make_context, make_workflow
+        from rl_lab.orchestration.resolve import resolve
 
         steps = max(min(timesteps // NUM_ENVS, ENV_STEPS), 1)
         words = [f"environment.num_envs={NUM_ENVS}", f"algorithm.collect_steps={steps}"]

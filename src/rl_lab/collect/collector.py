@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_lab.collect.episodes import EpisodeTracker
+from rl_lab.collect.simulate import Simulation, first_frames
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
@@ -22,30 +23,72 @@ from rl_lab.core.batch import (
     Array,
     Batch,
     CollectResult,
+    Metrics,
     Obs,
     Step,
 )
 from rl_lab.core.errors import NonFiniteError, UserError
-from rl_lab.core.protocols import Act, VectorEnv
+from rl_lab.core.protocols import Act, Policy, VectorEnv
 from rl_lab.core.spec import Box, MultiDiscrete, Space, observation_rows
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked
 
-ALL = slice(None)
+
+class Cursor:
+    """The next free row of every column of `[T, N]` storage.
+
+    Rows in which an environment only reset itself are no transitions, so columns may fill at
+    different speeds. A column that is full keeps playing until the others are; those rows are
+    counted, not kept.
+    """
+
+    def __init__(self, steps: int, num_envs: int) -> None:
+        self.steps = steps
+        self.full = steps == 0
+        self._row = 0  # of all columns, as long as every row has been valid
+        self._rows: NDArray[np.int64] | None = None
+        self._columns = np.arange(num_envs)
+
+    def next_row(self) -> int:
+        """The row of a step in which every environment made a transition."""
+        assert self._rows is None, "a vector either marks its rows always, or never"
+        self._row += 1
+        self.full = self._row == self.steps
+        return self._row - 1
+
+    def next_places(self, valid: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Which environments have a transition to keep, and where: rows and columns."""
+        if self._rows is None:
+            self._rows = np.zeros(len(valid), dtype=np.int64)
+        kept = valid & (self._rows < self.steps)
+        places = self._rows[kept], self._columns[kept]
+        self._rows[kept] += 1
+        self.full = bool(self._rows.min() >= self.steps)
+        return kept, places
 
 
 class RolloutCollector:
     """Steps a vector of environments with a policy and remembers where it stands."""
 
-    def __init__(self, env: VectorEnv, *, device: str = "cpu", first: Obs = None) -> None:
+    def __init__(
+        self,
+        env: VectorEnv,
+        *,
+        device: str = "cpu",
+        first: Obs = None,
+        simulation: Simulation | None = None,
+    ) -> None:
         self.env = env
         self.device = device
+        self.simulation = simulation  # for policies that are pure functions
         self.obs: Obs = env.reset() if first is None else first
         self.is_first: NDArray[np.bool_] = np.ones(env.num_envs, dtype=np.bool_)
         self.memory: Tree = None  # the policy's state before the next step
         self.episodes = EpisodeTracker(env.num_envs)
 
-    def collect(self, act: Act, *, steps: int, state: Any = None) -> CollectResult:
+    def collect(
+        self, act: Act, *, steps: int, state: Any = None, policy: Policy | None = None
+    ) -> CollectResult:
         """`steps` real transitions of every environment, in time order.
 
         `state` is what a memory starts an episode with. A bad number in an observation or a reward
@@ -53,25 +96,17 @@ class RolloutCollector:
         """
         if self.memory is None:
             self.memory = state
+        if policy is not None and self.simulation is not None:
+            return self._simulate(self.simulation, policy, steps)
         start = self.memory
         rows = _allocate(self.env, steps)
-        cursor = np.zeros(self.env.num_envs, dtype=np.int64)  # next free row of each column
-        columns = np.arange(self.env.num_envs)
+        cursor = Cursor(steps, self.env.num_envs)
         taken = finished = 0
-        while cursor[0] < steps or cursor.min() < steps:
+        while not cursor.full:
             decision = act(self._tensor(self.obs), self.memory, deterministic=False)
             action = to_array(decision.action)
             step = self.env.step(action)
             ended = step.terminated | step.truncated
-            index: Any = int(cursor[0])
-            pick: Any = ALL
-            fresh = ended
-            if step.valid is not None:
-                # Rows in which an environment only reset itself are no transitions. A column that
-                # is full keeps playing until the others are; those rows are counted, not kept.
-                pick = step.valid & (cursor < steps)
-                index = (cursor[pick], columns[pick])
-                ended, fresh = ended & step.valid, ~step.valid
             values = {
                 OBS: self.obs,
                 ACTION: action,
@@ -81,15 +116,22 @@ class RolloutCollector:
                 NEXT_OBS: step.next_obs,
                 RESET: self.is_first,
             }
-            for name, value in values.items():
-                assign(rows[name], index, value if pick is ALL else picked(value, pick))
             for name, extra in decision.extras.items():
-                value = to_array(extra)
+                values[name] = value = to_array(extra)
                 if name not in rows:
                     rows[name] = np.zeros((steps, *value.shape), dtype=value.dtype)
-                rows[name][index] = value[pick]
-            cursor[pick] += 1
-            taken += len(ended) if step.valid is None else int(step.valid.sum())
+            if step.valid is None:
+                row = cursor.next_row()
+                for name, value in values.items():
+                    assign(rows[name], row, value)
+                taken += len(ended)
+                fresh = ended
+            else:
+                kept, places = cursor.next_places(step.valid)
+                for name, value in values.items():
+                    assign(rows[name], places, picked(value, kept))
+                taken += int(step.valid.sum())
+                ended, fresh = ended & step.valid, ~step.valid
             finished += self.episodes.add(step.reward, ended, step.valid)
             self._move_on(step, decision, fresh, state)
         _check_finite(rows)
@@ -97,8 +139,22 @@ class RolloutCollector:
             _check_masks(rows[OBS][ACTION_MASK], self.env.spec.action)
         trajectory: Batch = {name: self._tensor(value) for name, value in rows.items()}
         trajectory[STATE] = start
-        metrics = {f"collect/{key}": value for key, value in self.episodes.metrics().items()}
-        return CollectResult(taken, finished, metrics, trajectory)
+        return CollectResult(taken, finished, self._metrics(), trajectory)
+
+    def _simulate(self, simulation: Simulation, policy: Policy, steps: int) -> CollectResult:
+        """The same in one program, for environments and policies that are pure functions."""
+        rows, obs = simulation.rollout(policy, torch.from_numpy(self.obs), steps)
+        ended = rows[TERMINATED] | rows[TRUNCATED]
+        rows[RESET] = first_frames(ended, self.is_first)
+        arrays = {name: value.numpy() for name, value in rows.items()}
+        _check_finite(arrays)
+        self.obs, self.is_first = obs.numpy(), ended[-1].numpy().copy()
+        finished = self.episodes.add_rollout(arrays[REWARD], ended.numpy())
+        rows[STATE] = self.memory
+        return CollectResult(ended.numel(), finished, self._metrics(), rows)
+
+    def _metrics(self) -> Metrics:
+        return {f"collect/{key}": value for key, value in self.episodes.metrics().items()}
 
     def restart(self) -> None:
         """Begin new episodes everywhere: the environments could not be put back where they were."""
@@ -138,6 +194,8 @@ class RolloutCollector:
 
 def to_tensor(obs: Obs, device: str) -> Any:
     """Observations as a policy wants them: tensors on its device, sharing memory on a CPU."""
+    if device == "cpu":
+        return map_leaves(torch.from_numpy, obs)
     return map_leaves(lambda leaf: torch.from_numpy(leaf).to(device), obs)
 
 

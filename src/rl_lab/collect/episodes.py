@@ -41,6 +41,21 @@ class EpisodeTracker:
         self.open_lengths[ended] = 0
         return int(ended.sum())
 
+    def add_rollout(self, reward: Array, ended: Array) -> int:
+        """Vector steps [T, N] at once; returns how many episodes ended."""
+        begin = finished = 0
+        for at in np.flatnonzero(ended.any(axis=1)):
+            self._go_on(reward[begin:at])
+            finished += self.add(reward[at], ended[at])
+            begin = int(at) + 1
+        self._go_on(reward[begin:])
+        return finished
+
+    def _go_on(self, reward: Array) -> None:
+        """Rows in which nothing ended."""
+        self.open_returns += reward.sum(axis=0, dtype=np.float64)
+        self.open_lengths += len(reward)
+
     def drop_open(self) -> None:
         """Forget unfinished episodes."""
         self.open_returns[:] = 0.0

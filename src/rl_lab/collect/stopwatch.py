@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rl_lab.core.batch import Action, CollectResult
-from rl_lab.core.protocols import Act, Collector
+from rl_lab.core.protocols import Act, Collector, Policy
 
 SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
 
@@ -50,9 +50,12 @@ class TimedCollector:
         self.inner = inner
         self.stopwatch = stopwatch
 
-    def collect(self, act: Act, *, steps: int, state: Any = None) -> CollectResult:
+    def collect(
+        self, act: Act, *, steps: int, state: Any = None, policy: Policy | None = None
+    ) -> CollectResult:
         """As the inner collector does it."""
-        return self.inner.collect(self.stopwatch.timed(act), steps=steps, state=state)
+        timed = self.stopwatch.timed(act)
+        return self.inner.collect(timed, steps=steps, state=state, policy=policy)
 
     def restart(self) -> None:
         """As the inner collector does it."""

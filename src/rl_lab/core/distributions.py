@@ -5,11 +5,14 @@ dimensions, so both have the batch's shape.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
+
+from rl_lab.core.spec import Discrete, MultiDiscrete, Space
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 FORBIDDEN = -1e8  # a logit whose probability is 0 in float32
@@ -21,6 +24,9 @@ class Distribution(Protocol):
     def sample(self, generator: Generator | None = None) -> Tensor:
         """A random action."""
 
+    def pick(self, noise: Tensor) -> Tensor:
+        """The action that these random numbers choose: exponential ones, or normal in a Box."""
+
     def mode(self) -> Tensor:
         """The most likely action."""
 
@@ -31,30 +37,33 @@ class Distribution(Protocol):
         """Entropy, summed over action dimensions."""
 
 
-@dataclass(slots=True)
 class Categorical:
-    """One index. `logits` [..., n]."""
+    """One index, from unnormalised `logits` [..., n]."""
 
-    logits: Tensor
+    __slots__ = ("log_probs",)
+
+    def __init__(self, logits: Tensor) -> None:
+        self.log_probs = logits.log_softmax(-1)  # once, for everything below
 
     def sample(self, generator: Generator | None = None) -> Tensor:
         """Gumbel-max: no host synchronisation, no renormalisation."""
-        noise = torch.empty_like(self.logits).exponential_(generator=generator)
-        return (self.logits - noise.log()).argmax(-1)
+        return self.pick(torch.empty_like(self.log_probs).exponential_(generator=generator))
+
+    def pick(self, noise: Tensor) -> Tensor:
+        """noise [..., n], exponential."""
+        return (self.log_probs - noise.log()).argmax(-1)
 
     def mode(self) -> Tensor:
-        """The first of the largest logits."""
-        return self.logits.argmax(-1)
+        """The first of the most likely ones."""
+        return self.log_probs.argmax(-1)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """[...]"""
-        chosen = self.logits.gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        return chosen - self.logits.logsumexp(-1)
+        return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
         """[...]"""
-        log_probs = self.logits.log_softmax(-1)
-        return -(log_probs.exp() * log_probs).sum(-1)
+        return -(self.log_probs.exp() * self.log_probs).sum(-1)
 
 
 @dataclass(slots=True)
@@ -70,6 +79,11 @@ class MultiCategorical:
     def sample(self, generator: Generator | None = None) -> Tensor:
         """[..., len(nvec)]"""
         return torch.stack([part.sample(generator) for part in self._parts()], -1)
+
+    def pick(self, noise: Tensor) -> Tensor:
+        """noise [..., sum(nvec)], exponential."""
+        parts = zip(self._parts(), noise.split(self.nvec, dim=-1), strict=True)
+        return torch.stack([part.pick(each) for part, each in parts], -1)
 
     def mode(self) -> Tensor:
         """[..., len(nvec)]"""
@@ -99,7 +113,10 @@ class DiagonalGaussian:
 
     def sample(self, generator: Generator | None = None) -> Tensor:
         """[..., A]"""
-        noise = torch.empty_like(self.mean).normal_(generator=generator)
+        return self.pick(torch.empty_like(self.mean).normal_(generator=generator))
+
+    def pick(self, noise: Tensor) -> Tensor:
+        """noise [..., A], normal."""
         return self.mean + self.log_std.exp() * noise
 
     def mode(self) -> Tensor:
@@ -114,3 +131,12 @@ class DiagonalGaussian:
     def entropy(self) -> Tensor:
         """[...]"""
         return (self.log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(self.mean).sum(-1)
+
+
+def action_noise(action: Space, lead: Sequence[int], generator: Generator) -> Tensor:
+    """What `pick` wants for actions of this space, [*lead, …]."""
+    if isinstance(action, Discrete):
+        return torch.empty(*lead, action.n).exponential_(generator=generator)
+    if isinstance(action, MultiDiscrete):
+        return torch.empty(*lead, sum(action.nvec)).exponential_(generator=generator)
+    return torch.empty(*lead, action.size).normal_(generator=generator)

@@ -9,13 +9,15 @@ change its dtype: that breaks the views.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
 from rl_lab.core.batch import Metrics
+from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.options import option
 
@@ -52,6 +54,11 @@ class AdamState(NamedTuple):
     alive: Tensor
 
 
+def still_alive(state: AdamState, norm: Tensor, loss: Tensor) -> Tensor:
+    """False from the first step on whose loss or gradient is not finite."""
+    return state.alive & torch.isfinite(norm) & torch.isfinite(loss)
+
+
 def adam(
     state: AdamState,
     gradient: Tensor,
@@ -61,13 +68,13 @@ def adam(
     learning_rate: Tensor,
     max_grad_norm: Tensor,
 ) -> tuple[AdamState, Tensor]:
-    """One clipped Adam step, or no step at all if a number is not finite. Pure.
+    """One clipped Adam step, or no step at all if a number is not finite. Pure: for compilers.
 
     `learning_rate` is 0-d, or one value per parameter. Returns the new state and the norm of the
     gradient before clipping.
     """
     norm = torch.linalg.vector_norm(gradient)
-    alive = state.alive & torch.isfinite(norm) & torch.isfinite(loss)
+    alive = still_alive(state, norm, loss)
     gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     if config.name == "adam" and config.weight_decay:
         gradient = gradient + config.weight_decay * state.flat
@@ -81,6 +88,41 @@ def adam(
     new = AdamState(state.flat - step, first, second, updates, alive)
     kept = [torch.where(alive, fresh, old) for fresh, old in zip(new[:4], state[:4], strict=True)]
     return AdamState(kept[0], kept[1], kept[2], kept[3], alive), norm
+
+
+def adam_in_place(
+    state: AdamState,
+    gradient: Tensor,
+    loss: Tensor,
+    config: OptimizerConfig,
+    *,
+    learning_rate: Tensor,
+    max_grad_norm: Tensor,
+) -> tuple[AdamState, Tensor]:
+    """The same step by torch's fused kernel, which writes into the tensors of `state`."""
+    norm = torch.linalg.vector_norm(gradient)
+    alive = still_alive(state, norm, loss)
+    gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
+    skipped = (~alive).to(gradient.dtype)
+    state.updates.add_(1 - skipped)
+    fused = torch._fused_adam_ if config.name == "adam" else torch._fused_adamw_
+    fused(
+        [state.flat],
+        [gradient],
+        [state.first],
+        [state.second],
+        [],
+        [state.updates],
+        lr=learning_rate,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        weight_decay=config.weight_decay,
+        eps=config.eps,
+        amsgrad=False,
+        maximize=False,
+        found_inf=skipped,  # 1: nothing is written
+    )
+    return state._replace(alive=alive), norm
 
 
 class _LossModule(nn.Module):
@@ -111,6 +153,7 @@ class FlatOptimizer:
         self.config = config
         self.names = [name for name, _ in module.named_parameters()]
         self.parameters = list(module.parameters())
+        self._buffers = dict(module.named_buffers())  # they move too, between two updates
         self.sizes = [parameter.numel() for parameter in self.parameters]
         flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         for parameter, view in zip(self.parameters, flat.split(self.sizes), strict=True):
@@ -123,11 +166,7 @@ class FlatOptimizer:
             torch.ones((), dtype=torch.bool, device=flat.device),
         )
         self._loss_module = _LossModule(module, loss)
-        self._compiled = (
-            torch.compile(self._functional_update, dynamic=False, fullgraph=True)
-            if compile
-            else None
-        )
+        self._compiled = Compiled(self._functional_update, "the update") if compile else None
         self._groups = self._rate_groups(rate_patterns or {})
         self.inspected = False  # True: keep the last gradient, and name the bad ones (slower)
         self.last_gradient: Tensor | None = None
@@ -135,14 +174,30 @@ class FlatOptimizer:
 
     def step(self, *arguments: Any, learning_rate: Tensor, max_grad_norm: Tensor) -> Metrics:
         """One gradient step on `loss(module, *arguments)`; metrics stay tensors."""
-        update = self._compiled or self._eager_update
-        new, metrics = update(self.state, learning_rate, max_grad_norm, arguments)
-        # Copied, not rebound: the module's parameters are views of this very memory.
-        self.state.flat.copy_(new.flat)
-        self.state = new._replace(flat=self.state.flat)
-        if self.inspected:
-            self._inspect(metrics["gradient"])
-        return metrics
+        return self.on(learning_rate=learning_rate, max_grad_norm=max_grad_norm)(*arguments)
+
+    def on(
+        self, *last: Any, learning_rate: Tensor, max_grad_norm: Tensor
+    ) -> Callable[..., Metrics]:
+        """`step` for many minibatches: the loss's last arguments are the same for all of them."""
+        if self._compiled is not None:
+            update = self._compiled.given(learning_rate, max_grad_norm, last, self._buffers)
+        else:
+            update = partial(
+                self._eager_update, rate=learning_rate, max_norm=max_grad_norm, last=last
+            )
+
+        def step(*first: Any) -> Metrics:
+            new, metrics = update(self.state, first)
+            if new.flat is not self.state.flat:
+                # Copied, not rebound: the module's parameters are views of this very memory.
+                self.state.flat.copy_(new.flat)
+            self.state = new._replace(flat=self.state.flat)
+            if self.inspected:
+                self._inspect(metrics["gradient"])
+            return cast(Metrics, metrics)
+
+        return step
 
     def rates(self, learning_rate: float, special: Mapping[str, float]) -> Tensor:
         """The learning rate as a tensor: one number, or one per parameter if patterns are given."""
@@ -214,31 +269,41 @@ class FlatOptimizer:
         self.state, self._bad_gradients = self.state._replace(updates=updates, alive=alive), []
 
     def _eager_update(
-        self, state: AdamState, rate: Tensor, max_norm: Tensor, arguments: tuple[Any, ...]
+        self,
+        state: AdamState,
+        first: tuple[Any, ...],
+        rate: Tensor,
+        max_norm: Tensor,
+        last: tuple[Any, ...],
     ) -> tuple[AdamState, Metrics]:
         """Straight through the module: autograd on views costs half of a functional call."""
         with torch.enable_grad():
-            loss, metrics = self._loss_module(*arguments)
+            loss, metrics = self._loss_module(*first, *last)
             gradients = torch.autograd.grad(loss, self.parameters)
         gradient = torch.cat([each.reshape(-1) for each in gradients])
-        return self._finish(state, rate, max_norm, gradient, loss.detach(), metrics)
+        # The fused kernel knows one learning rate only.
+        step = adam if rate.dim() else adam_in_place
+        return self._finish(state, rate, max_norm, gradient, loss.detach(), metrics, step)
 
     def _functional_update(
-        self, state: AdamState, rate: Tensor, max_norm: Tensor, arguments: tuple[Any, ...]
+        self,
+        state: AdamState,
+        first: tuple[Any, ...],
+        rate: Tensor,
+        max_norm: Tensor,
+        last: tuple[Any, ...],
+        buffers: dict[str, Tensor],
     ) -> tuple[AdamState, Metrics]:
         """The same as a pure function of the flat vector, which a compiler can take whole."""
 
         def loss_of(flat: Tensor) -> Any:
-            views = {
-                f"module.{name}": part.view(parameter.shape)
-                for name, part, parameter in zip(
-                    self.names, flat.split(self.sizes), self.parameters, strict=True
-                )
-            }
-            return functional_call(self._loss_module, views, arguments)
+            parts = zip(self.names, flat.split(self.sizes), self.parameters, strict=True)
+            tensors = {name: part.view(parameter.shape) for name, part, parameter in parts}
+            tensors = {f"module.{name}": each for name, each in (tensors | buffers).items()}
+            return functional_call(self._loss_module, tensors, (*first, *last))
 
         gradient, (loss, metrics) = grad_and_value(loss_of, has_aux=True)(state.flat)
-        return self._finish(state, rate, max_norm, gradient, loss, metrics)
+        return self._finish(state, rate, max_norm, gradient, loss, metrics, adam)
 
     def _finish(
         self,
@@ -248,8 +313,9 @@ class FlatOptimizer:
         gradient: Tensor,
         loss: Tensor,
         metrics: Metrics,
+        step: Callable[..., tuple[AdamState, Tensor]],
     ) -> tuple[AdamState, Metrics]:
-        new, norm = adam(
+        new, norm = step(
             state, gradient, loss, self.config, learning_rate=rate, max_grad_norm=max_norm
         )
         metrics = {name: value.detach() for name, value in metrics.items()}

@@ -1,8 +1,10 @@
 """The shapes that layers agree on without importing each other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
 
 from rl_lab.core.batch import Action, Array, Batch, CollectResult, Obs, Step
 from rl_lab.core.seeding import Streams
@@ -56,13 +58,41 @@ class Act(Protocol):
         """Decide for N environments."""
 
 
+class Policy(NamedTuple):
+    """A policy as a pure function of all it reads, for rollouts that are compiled whole."""
+
+    decide: Callable[..., tuple[Tensor, dict[str, Tensor]]]  # (weights, obs, noise): action, extras
+    weights: dict[str, Tensor]
+    noise: Callable[[int], Tensor]  # the random numbers of that many vector steps, [T, N, …]
+
+
+@runtime_checkable
+class Simulator(Protocol):
+    """A vector of environments whose step is a pure function of tensors."""
+
+    state: Array
+    elapsed: Array
+
+    def advance(self, state: Tensor, elapsed: Tensor, action: Tensor, uniform: Tensor) -> Any:
+        """One step: state, elapsed, obs, reward, terminated, truncated, next_obs."""
+
+    def uniforms(self, count: int) -> Array:
+        """The random numbers of the next `count` vector steps."""
+
+    def move_to(self, state: Array, elapsed: Array) -> None:
+        """Stand where a loop of `advance` ended."""
+
+
 class Collector(Stateful, Protocol):
     """The only caller of `env.step` in training."""
 
-    def collect(self, act: Act, *, steps: int, state: Any = None) -> CollectResult:
+    def collect(
+        self, act: Act, *, steps: int, state: Any = None, policy: Policy | None = None
+    ) -> CollectResult:
         """`steps` vector steps with `act`; every row of the trajectory is a real transition.
 
-        `state` is what a memory starts an episode with, for N environments.
+        `state` is what a memory starts an episode with, for N environments. `policy` is `act` as a
+        pure function, if there is one: the collector may use it instead.
         """
 
     def restart(self) -> None:

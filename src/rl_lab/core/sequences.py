@@ -1,5 +1,6 @@
 """Rollouts cut into sequences for minibatches, together with the memory states they start from."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -7,6 +8,11 @@ from torch import Tensor
 
 from rl_lab.core.batch import STATE, Batch
 from rl_lab.core.tree import map_leaves
+
+
+def as_rows(value: Any) -> Any:
+    """[T, N, …] leaves as rows that know nothing of each other: [T · N, …]."""
+    return map_leaves(lambda leaf: leaf.flatten(0, 1), value)
 
 
 def as_sequences(value: Any, length: int) -> Any:
@@ -25,10 +31,13 @@ def concatenate(states: list[Any]) -> Any:
     return map_leaves(lambda *pieces: torch.cat(pieces), *states)
 
 
-def take(rows: Batch, index: Tensor) -> Batch:
-    """The chosen sequences of a batch: dimension 1 of its tensors, dimension 0 of its state."""
-    return {name: _select(value, int(name != STATE), index) for name, value in rows.items()}
+def take(rows: Batch, index: Tensor, axis: int) -> Batch:
+    """The chosen rows (axis 0) or sequences (axis 1) of a batch; a state's are always on axis 0."""
+    return {
+        name: map_leaves(partial(_select, 0 if name == STATE else axis, index), value)
+        for name, value in rows.items()
+    }
 
 
-def _select(value: Any, dimension: int, index: Tensor) -> Any:
-    return map_leaves(lambda leaf: leaf.index_select(dimension, index), value)
+def _select(axis: int, index: Tensor, leaf: Tensor) -> Tensor:
+    return leaf.index_select(axis, index)

@@ -1,6 +1,6 @@
 """One function for arrays and for dicts of arrays: an observation, a memory state, a batch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 Leaves = Any  # an array or tensor, or a dict of them (nested as deep as you like)
@@ -9,7 +9,7 @@ Leaves = Any  # an array or tensor, or a dict of them (nested as deep as you lik
 def map_leaves(function: Callable[..., Any], *trees: Leaves) -> Leaves:
     """`function` of the leaves that stand at the same place in every tree."""
     first = trees[0]
-    if isinstance(first, Mapping):
+    if isinstance(first, dict):
         return {key: map_leaves(function, *(tree[key] for tree in trees)) for key in first}
     return function(*trees)
 
@@ -21,7 +21,7 @@ def copied(tree: Leaves) -> Leaves:
 
 def assign(rows: Leaves, index: Any, values: Leaves) -> None:
     """`rows[index] = values`, leaf by leaf."""
-    if isinstance(rows, Mapping):
+    if isinstance(rows, dict):
         for key, row in rows.items():
             assign(row, index, values[key])
     else:
@@ -30,14 +30,14 @@ def assign(rows: Leaves, index: Any, values: Leaves) -> None:
 
 def picked(tree: Leaves, index: Any) -> Leaves:
     """`tree[index]`, leaf by leaf."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         return {key: picked(each, index) for key, each in tree.items()}
     return tree[index]
 
 
 def named_leaves(tree: Leaves, name: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf with its place: `obs`, or `obs/camera`."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         for key, each in tree.items():
             yield from named_leaves(each, f"{name}/{key}" if name else str(key))
     else:
@@ -46,6 +46,6 @@ def named_leaves(tree: Leaves, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def first_leaf(tree: Leaves) -> Any:
     """Any one leaf: all have the same number of rows."""
-    while isinstance(tree, Mapping):
+    while isinstance(tree, dict):
         tree = next(iter(tree.values()))
     return tree

@@ -1,8 +1,10 @@
 """From `environment:` in a configuration to a vector of environments."""
 
 import importlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal
@@ -11,26 +13,30 @@ import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.envs.registration import EnvSpec as Registered
 from gymnasium.envs.registration import parse_env_id
+from gymnasium.spaces import Space
 
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import VectorEnv
-from rl_lab.envs import dmc, mujoco
-from rl_lab.envs.process import ProcessVector
+from rl_lab.envs import atari, dmc, envpool, mujoco
+from rl_lab.envs.classic import TASKS, ClassicVector
+from rl_lab.envs.process import ProcessVector, usable_cores
 from rl_lab.envs.replay import Forgotten, Replayed
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
+from rl_lab.envs.worker import Make
 from rl_lab.envs.wrappers import check_wrappers, wrap
 
 COUNTER_ID = "rl_lab/Counter-v0"
 OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1")  # native vectors that we reset and save ourselves
 
-# Where ids come from that Gymnasium does not know until a package is installed and imported.
+# Where ids come from that Gymnasium does not know until a package is imported: how an id begins
+# -> the module, and what installs it.
 _PACKAGES = {
-    "ALE": "ale-py",
-    "BabyAI": "minigrid",
-    "MiniGrid": "minigrid",
-    "Vizdoom": "vizdoom",
+    "ALE": ("ale_py", "'rl-lab[atari]'"),
+    "BabyAI": ("minigrid", "minigrid"),
+    "MiniGrid": ("minigrid", "minigrid"),
+    "Vizdoom": ("vizdoom", "vizdoom"),
 }
 
 # Where an environment's code lives -> the extra of ours that installs what it needs.
@@ -38,6 +44,7 @@ _EXTRAS = {
     "gymnasium.envs.box2d": "box2d",
     "gymnasium.envs.mujoco": "mujoco",
     "rl_lab.envs.dmc": "dmc",
+    "ale_py": "atari",
 }
 _REPLAYED = "gymnasium.envs.box2d"  # deterministic, and its memory cannot be read
 
@@ -52,13 +59,15 @@ class EnvironmentConfig:
 
     id: str = option("", "a registered Gymnasium id, or module:Id to import a module first")
     num_envs: int = option(8, "how many environments are stepped together in training")
-    vectorization: Literal["auto", "sync", "native", "process"] = option(
+    vectorization: Literal["auto", "sync", "native", "process", "envpool", "torch"] = option(
         "auto",
         "sync: a loop in this process; native: the environment's own vector; "
-        "process: supervised worker processes; auto chooses sync or native",
+        "process: supervised worker processes; envpool: EnvPool's C++ threads; torch: our own "
+        "vectorised classic control, which can be compiled together with the policy; "
+        "auto: torch for classic control, otherwise sync or process by a short measurement",
     )
     workers: int | None = option(
-        None, "process: number of worker processes; one per CPU core if not given"
+        None, "process, envpool: number of workers or threads; one per CPU core if not given"
     )
     step_timeout: float = option(
         60.0, "process: seconds after which a worker that does not answer is replaced"
@@ -106,51 +115,78 @@ def make_vector(
 
     Without `training`, the wrappers that are for training only are left out.
     """
-    registered = find(config.id)
     check_wrappers(config.wrappers)
     choice = resolve_vectorization(config)
-    if choice != "native":
-        wrappers = {block["id"]: registry.get("wrapper", block["id"]) for block in config.wrappers}
-        make = partial(_make_wrapped, config, registered, wrappers, training)
-        if choice == "sync":
-            return SyncVector([make() for _ in seeds], seeds, config.id)
+    if choice == "sync":
+        make = maker(config, training=training)
+        return SyncVector([make() for _ in seeds], seeds, config.id)
+    if choice == "process":
         return ProcessVector(
-            make,
+            maker(config, training=training),
             seeds,
             config.id,
             workers=config.workers,
             step_timeout=config.step_timeout,
             restarts=config.restarts,
         )
-    if config.wrappers:
-        raise UserError(
-            "environment.wrappers need environment.vectorization=sync or process (or auto)"
-        )
-    if config.snapshot != "auto":
-        raise UserError(
-            "environment.snapshot needs environment.vectorization=sync or process (or auto)"
-        )
+    _require_plain(config, choice)
+    if choice == "torch":
+        find(config.id)
+        return ClassicVector(config.id, seeds, config.max_episode_steps)
+    if choice == "envpool":
+        threads, limit = config.workers or usable_cores(), config.max_episode_steps
+        return envpool.make_pool(config.id, seeds, threads=threads, max_episode_steps=limit)
+    registered = find(config.id)
     if registered.vector_entry_point is None:
         raise UserError(
             f"'{config.id}' has no native vector: use environment.vectorization=sync (or auto)"
         )
-    env = _make_native(config, registered, len(seeds))
+    env = _make_native(config, registered, len(seeds), training)
     if isinstance(env, CartPoleVectorEnv):
         return NativeCartPole(env, seeds, config.id)
     return GymnasiumVector(env, seeds, config.id)
 
 
+def maker(config: EnvironmentConfig, *, training: bool = True) -> Make:
+    """What makes one environment with its wrappers, here or in another process."""
+    wrappers = {block["id"]: registry.get("wrapper", block["id"]) for block in config.wrappers}
+    return partial(_make_wrapped, config, find(config.id), wrappers, training)
+
+
 def resolve_vectorization(config: EnvironmentConfig) -> str:
-    """What is asked for; `auto` means `sync` or `native`."""
+    """What is asked for; `auto` is `torch` by a fixed table, or `sync`.
+
+    A measurement may turn that `sync` into `process`, which gives the same transitions for the same
+    seeds. Nothing else is chosen by speed: a seed means the same run on every machine.
+    """
     if config.vectorization != "auto":
         return config.vectorization
     plain = not config.wrappers and not config.kwargs and config.snapshot == "auto"
-    return "native" if plain and config.id in OWN_RESET_IDS else "sync"
+    return "torch" if plain and config.id in TASKS else "sync"
+
+
+def single_spaces(config: EnvironmentConfig) -> tuple[Space[Any], Space[Any]]:
+    """Observation and action space of one environment, as the configured vector shows them."""
+    own = config.id in OWN_RESET_IDS  # the same as of a single one
+    if config.vectorization in ("native", "envpool") and not own:
+        vector = make_vector(replace(config, num_envs=1), [0])
+        assert isinstance(vector, GymnasiumVector)
+        vector.close()
+        return vector.env.single_observation_space, vector.env.single_action_space
+    env = maker(config)()
+    env.close()
+    return env.observation_space, env.action_space
 
 
 def list_environments(text: str = "") -> list[str]:
-    """Registered ids that contain the text, whatever the case."""
+    """Registered ids that contain the text, whatever the case.
+
+    Packages with hundreds of ids are asked only if the text names them, as in `ALE/`.
+    """
     _announce_plugins()
+    for start in _PACKAGES:
+        if start.lower() in text.lower():
+            _import_package(start)
     found = [id for id, each in gym.registry.items() if not _is_retired(each)]
     return sorted(id for id in found if text.lower() in id.lower())
 
@@ -164,6 +200,8 @@ def find(id: str) -> Registered:
         except ImportError as error:
             raise UserError(f"cannot import '{module}' of environment '{id}': {error}") from error
     _announce_plugins()
+    if name not in gym.registry:
+        _import_package(_beginning(name))
     if name in gym.registry and not _is_retired(gym.registry[name]):
         if any(each.name == name for each in registry.plugins("env")):
             registry.get("env", name)  # one that does not load says so here, in one line
@@ -176,6 +214,18 @@ def _announce_plugins() -> None:
     for id in registry.names("env"):
         if id not in gym.registry:
             gym.register(id, entry_point=registry.target("env", id))
+
+
+def _beginning(name: str) -> str:
+    """What tells the package of an id: `ALE` of ALE/Pong-v5, `MiniGrid` of MiniGrid-Empty-v0."""
+    return name.partition("/")[0] if "/" in name else name.partition("-")[0]
+
+
+def _import_package(beginning: str) -> None:
+    """Import what registers ids that begin so, if it is installed."""
+    module = _PACKAGES.get(beginning, ("", ""))[0]
+    if module and importlib.util.find_spec(module) is not None:
+        importlib.import_module(module)
 
 
 def _is_retired(entry: Registered) -> bool:
@@ -197,10 +247,9 @@ def _advice(name: str) -> str:
     )
     if versions:
         return f": {', '.join(versions)} {'exists' if len(versions) == 1 else 'exist'}"
-    package = _PACKAGES.get(namespace or stem.partition("-")[0])
-    if package is not None:
-        module = package.replace("-", "_")
-        return f": install it with `pip install {package}`, then write '{module}:{name}'"
+    module, package = _PACKAGES.get(_beginning(name), ("", ""))
+    if module and importlib.util.find_spec(module) is None:
+        return f": install it with `pip install {package}`"
     close = get_close_matches(name, gym.registry, n=3, cutoff=0.6)
     if close:
         return f" (did you mean {' or '.join(repr(each) for each in close)}?)"
@@ -243,15 +292,44 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
 
 
 def _make_native(
-    config: EnvironmentConfig, registered: Registered, count: int
+    config: EnvironmentConfig, registered: Registered, count: int, training: bool
 ) -> gym.vector.VectorEnv[Any, Any, Any]:
-    arguments = dict(config.kwargs)
-    if config.max_episode_steps is not None:
-        arguments["max_episode_steps"] = config.max_episode_steps
+    arguments, limit = dict(config.kwargs), config.max_episode_steps
+    if str(registered.vector_entry_point).startswith(atari.VECTOR):
+        arguments = atari.arguments(arguments, limit, training=training)
+    elif limit is not None:
+        arguments["max_episode_steps"] = limit
     try:
-        return gym.make_vec(registered, count, "vector_entry_point", **arguments)
+        with _own_metadata():
+            env = gym.make_vec(registered, count, "vector_entry_point", **arguments)
+            env.metadata = dict(env.metadata)
+            return env
     except (gym.error.Error, ImportError, TypeError) as error:
         raise _explained(config, registered, error) from error
+
+
+@contextmanager
+def _own_metadata() -> Iterator[None]:
+    """A vector that writes into the metadata of all vectors (ale_py's) must not speak for them."""
+    shared = gym.vector.VectorEnv.metadata
+    before = dict(shared)
+    try:
+        yield
+    finally:
+        shared.clear()
+        shared.update(before)
+
+
+def _require_plain(config: EnvironmentConfig, choice: str) -> None:
+    """Refuse what only single environments can have."""
+    given = {"wrappers": config.wrappers, "snapshot": config.snapshot != "auto"}
+    if choice in ("envpool", "torch"):
+        given["kwargs"] = config.kwargs
+    for name in (name for name, value in given.items() if value):
+        needs = "needs" if name == "snapshot" else "need"
+        raise UserError(
+            f"environment.{name} {needs} environment.vectorization=sync or process (or auto)"
+        )
 
 
 def _origin(registered: Registered) -> str:

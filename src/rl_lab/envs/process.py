@@ -87,7 +87,7 @@ class ProcessVector:
         self._workers: list[Worker] = []
         # Called by `close`, by the garbage collector, and at exit before children are joined.
         self._end: Any = Finalize(self, end_workers, (self._workers,), exitpriority=10)
-        self._launch(min(workers or _cores(), self.num_envs))
+        self._launch(min(workers or usable_cores(), self.num_envs))
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
@@ -404,5 +404,6 @@ def _sentinel(process: Any) -> int:
         return os.dup(process.sentinel)
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -37,7 +37,7 @@ class SyncVector:
         self._to_env = action_converter(self.envs[0].action_space)
         self._python_actions = isinstance(self.spec.action, Discrete)
         self._tables = snapshot.static_tables(self.envs)
-        self._episodes = _Episodes(seeds)
+        self._episodes = Episodes(seeds)
         self.snapshot_level = self._level()
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
@@ -130,14 +130,14 @@ class GymnasiumVector:
         self._to_env = action_converter(env.single_action_space)
         self._frames = Frames(env.single_observation_space)
         self._one_seed_each = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
-        self._episodes = _Episodes(seeds)
+        self._episodes = Episodes(seeds)
         self._ended = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
         given: Any = self._episodes.start(seeds)
         self._ended = np.zeros(self.num_envs, np.bool_)
-        obs, _ = self.env.reset(seed=given if self._one_seed_each else _joint(given))
+        obs, _ = self.env.reset(seed=given if self._one_seed_each else joint_seed(given))
         return self._own(obs)
 
     def step(self, action: Array) -> Step:
@@ -199,11 +199,11 @@ class NativeCartPole:
         self.num_envs = _same_length(range(env.num_envs), seeds)
         self.spec = describe(env, id)
         self._to_env = action_converter(env.single_action_space)
-        self._episodes = _Episodes(seeds)
+        self._episodes = Episodes(seeds)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Array:
         """Start every episode anew, with new seeds if given; the first observations [N, 4]."""
-        obs, _ = self.env.reset(seed=_joint(self._episodes.start(seeds)))
+        obs, _ = self.env.reset(seed=joint_seed(self._episodes.start(seeds)))
         return np.ascontiguousarray(obs)
 
     def step(self, action: Array) -> Step:
@@ -251,7 +251,7 @@ class NativeCartPole:
         self.env.np_random.bit_generator.state = state["random"]
 
 
-class _Episodes:
+class Episodes:
     """Which seeds the next reset gets: the given ones the first time, none later."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
@@ -260,6 +260,7 @@ class _Episodes:
         self.resets = 0
 
     def start(self, seeds: Sequence[int] | None) -> list[int] | list[None]:
+        """The seeds of a reset of all; new ones if given."""
         if seeds is not None:
             _same_length(self.seeds, seeds)
             self.seeds = [int(seed) for seed in seeds]
@@ -269,6 +270,7 @@ class _Episodes:
         return self.seeds if first else [None] * len(self.seeds)
 
     def require_started(self) -> None:
+        """A step comes after a reset."""
         if not self.started:
             raise RuntimeError("call reset() before step()")
 
@@ -278,9 +280,11 @@ class _Episodes:
         self.seeds = [seeding.integer(seed, "fresh start", self.resets) for seed in self.seeds]
 
     def state_dict(self) -> dict[str, Any]:
+        """All of it."""
         return {"started": self.started, "resets": self.resets, "seeds": list(self.seeds)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """All of it."""
         self.started, self.resets = bool(state["started"]), int(state["resets"])
         self.seeds = [int(seed) for seed in state["seeds"]]
 
@@ -291,7 +295,7 @@ def _same_length(envs: Sequence[Any], seeds: Sequence[int]) -> int:
     return len(seeds)
 
 
-def _joint(seeds: list[int] | list[None]) -> int | None:
+def joint_seed(seeds: list[int] | list[None]) -> int | None:
     """One seed made of all seeds."""
     given = [seed for seed in seeds if seed is not None]
     if not given:

@@ -15,7 +15,7 @@ from torch import nn
 from rl_lab.core.batch import Array
 from rl_lab.core.distributions import HALF_LOG_TWO_PI
 from rl_lab.core.spec import Box, Discrete
-from rl_lab.networks.mlp import MLPEncoder
+from rl_lab.networks.mlp import MLPEncoder, Tanh
 from rl_lab.networks.model import ActorCritic, Torso
 from rl_lab.networks.normalizer import CLIP, ObservationNormalizer
 
@@ -23,9 +23,10 @@ Forward = Callable[[Array], Array]
 # (obs [N, …], generator or None for the mode) -> (action [N, …], log_prob [N])
 FastPolicy = Callable[[Array, np.random.Generator | None], tuple[Array, Array]]
 
+# Activations may write into what they are given: the layer before has made it.
 _FUNCTIONS: dict[type[nn.Module], Forward] = {
-    nn.Tanh: np.tanh,
-    nn.ReLU: lambda x: np.maximum(x, 0),
+    Tanh: lambda x: np.tanh(x, out=x),
+    nn.ReLU: lambda x: np.maximum(x, 0, out=x),
 }
 WIDEST = 256  # beyond this the matmul dominates and torch is as fast
 
@@ -72,16 +73,22 @@ def _numpy_layer(layer: nn.Module) -> Forward | None:
         if max(layer.weight.shape) > WIDEST or layer.weight.dtype != torch.float32:
             return None
         weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
-        return lambda x: x @ weight + bias
+
+        def apply(x: Array) -> Array:
+            y: Array = x @ weight
+            y += bias
+            return y
+
+        return apply
     return _FUNCTIONS.get(type(layer))
 
 
 def _categorical(logits: Array, generator: np.random.Generator | None) -> tuple[Array, Array]:
     scores = logits if generator is None else logits + generator.gumbel(size=logits.shape)
     action = scores.argmax(axis=-1)
-    shifted = logits - logits.max(axis=-1, keepdims=True)
+    shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
     chosen = shifted[np.arange(len(action)), action]
-    return action, chosen - np.log(np.exp(shifted).sum(axis=-1))
+    return action, chosen - np.log(np.add.reduce(np.exp(shifted), axis=-1))
 
 
 def _gaussian(

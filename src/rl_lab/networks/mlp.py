@@ -9,10 +9,46 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from rl_lab.core.compiled import is_tracing
 from rl_lab.core.options import option
 from rl_lab.core.spec import Discrete, MultiDiscrete, Space
 
-ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU}
+
+class Tanh(nn.Tanh):
+    """tanh; as a quotient of polynomials where it is compiled, which is three times as fast."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape."""
+        return compiled_tanh(x) if is_tracing() else x.tanh()
+
+
+# The rational minimax approximation of tanh on [-7.9, 7.9] that Eigen and XLA use as well: odd
+# numerator over even denominator, highest power first; within 5e-7 of the exact function.
+_NUMERATOR = (-2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11,
+              5.12229709037114e-08, 1.48572235717979e-05, 6.37261928875436e-04,
+              4.89352455891786e-03)  # fmt: skip
+_DENOMINATOR = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03,
+                4.89352518554385e-03)  # fmt: skip
+_SATURATED = 7.90531110763549805  # tanh is 1 in float32 from here on
+
+
+def compiled_tanh(x: Tensor) -> Tensor:
+    """tanh in a dozen multiplications and one division, with the derivative of tanh itself."""
+    fixed = x.detach()
+    bounded = fixed.clamp(-_SATURATED, _SATURATED)
+    square = bounded * bounded
+    y = bounded * _polynomial(_NUMERATOR, square) / _polynomial(_DENOMINATOR, square)
+    return y + (x - fixed) * (1 - y * y)  # adds 0; its gradient is 1 - tanh²
+
+
+def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
+    result = x * coefficients[0] + coefficients[1]
+    for each in coefficients[2:]:
+        result = result * x + each
+    return result
+
+
+ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU}
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
 

@@ -4,19 +4,22 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
 from rl_lab.core import registry
-from rl_lab.core.batch import ACTION_MASK
+from rl_lab.core.batch import ACTION_MASK, LOG_PROB
 from rl_lab.core.distributions import (
     Categorical,
     DiagonalGaussian,
     Distribution,
     MultiCategorical,
+    action_noise,
     masked,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option, section, variant
+from rl_lab.core.protocols import Policy
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.state import where_rows
 from rl_lab.core.tree import picked
@@ -63,7 +66,7 @@ class Torso(nn.Module):
         features, state = self.memory.step(self.encoder(obs), state)
         return features, state
 
-    def sequence(self, obs: Any, state: dict[str, Tensor], resets: Tensor) -> Tensor:
+    def sequence(self, obs: Any, state: dict[str, Tensor], resets: Tensor | None) -> Tensor:
         """[T, N, …] with resets inside; any leading shape when there is no memory."""
         features: Tensor = self.memory.sequence(self.encoder(obs), state, resets)[0]
         return features
@@ -140,7 +143,27 @@ class ActorCritic(nn.Module):
         new_state = {role: moved for role, (_, moved) in steps.items()}
         return self.actor(steps[self.actor_torso][0], mask), {**state, **new_state}
 
-    def forward(self, obs: Any, state: State, resets: Tensor) -> tuple[Distribution, Tensor]:
+    def pure_policy(self, num_envs: int, generator: Generator) -> Policy | None:
+        """The policy as a pure function; with a memory it would have to carry its state along."""
+        if self.has_memory:
+            return None
+        weights = dict(self.named_parameters()) | dict(self.named_buffers())
+        space = self.actor.action
+
+        def noise(steps: int) -> Tensor:
+            return action_noise(space, (steps, num_envs), generator)
+
+        return Policy(self.decide, weights, noise)
+
+    def decide(
+        self, weights: dict[str, Tensor], obs: Any, noise: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The action that the random numbers choose. Everything it reads is an argument."""
+        policy, _ = functional_call(self, weights, (obs, self.initial_state(0), None))
+        action = policy.pick(noise)
+        return action, {LOG_PROB: policy.log_prob(action)}
+
+    def forward(self, obs: Any, state: State, resets: Tensor | None) -> tuple[Distribution, Tensor]:
         """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
         mask, obs = self._mask(obs), self.normalizer(obs)
         features = {
@@ -164,11 +187,13 @@ class ActorCritic(nn.Module):
             # Images are looked at bit by bit: as floats they need four times their memory.
             steps = max(_IMAGES_AT_ONCE // resets.shape[1], 1) if self.sees_images else len(resets)
             spans = [slice(at, at + steps) for at in range(0, len(resets), steps)]
-            looks = [
-                self._judge(picked(obs, span), action[span], picked(next_obs, span), state)
-                for span in spans
-            ]
-            log_prob, value, next_value = (torch.cat(each) for each in zip(*looks, strict=True))
+            looks = [self._judge(picked(obs, span), action[span], state) for span in spans]
+            log_prob, value = (torch.cat(each) for each in zip(*looks, strict=True))
+            # Inside an episode the next row's value is the bootstrap; elsewhere a frame is left.
+            ends = ended.clone()
+            ends[-1] = True
+            next_value = torch.cat([value[1:], value[-1:]])
+            next_value[ends] = self._values(picked(next_obs, ends), state)
             return Unrolled(log_prob, value, next_value, [state])
         log_probs, values, next_values, states = [], [], [], []
         last = len(resets) - 1
@@ -192,14 +217,16 @@ class ActorCritic(nn.Module):
         ]
         return Unrolled(torch.stack(log_probs), torch.stack(values), torch.stack(filled), states)
 
-    def _judge(
-        self, obs: Any, action: Tensor, next_obs: Any, state: State
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs, values and bootstraps of rows, where there is no memory."""
-        nowhere = torch.zeros((), dtype=torch.bool, device=action.device)
-        policy, value = self(obs, state, nowhere)
-        _, next_value = self(next_obs, state, nowhere)
-        return policy.log_prob(action), value, next_value
+    def _judge(self, obs: Any, action: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Log-probs and values of rows, where there is no memory."""
+        policy, value = self(obs, state, None)
+        return policy.log_prob(action), value
+
+    def _values(self, obs: Any, state: State) -> Tensor:
+        """Values of single rows, where there is no memory."""
+        torso = self._torso(self.critic_torso)
+        features = torso.sequence(self.normalizer(obs), state[self.critic_torso], None)
+        return self._value(features)
 
     def _look(self, obs: Any, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         mask, obs = self._mask(obs), self.normalizer(obs)

@@ -1,7 +1,6 @@
 """The only wiring: from a typed config to a run that can start. Constructors meet here."""
 
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -12,12 +11,14 @@ from torch import nn
 
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.collect.evaluate import Evaluation, evaluate
+from rl_lab.collect.simulate import Simulation
 from rl_lab.collect.stopwatch import Stopwatch, TimedCollector
 from rl_lab.core import registry
+from rl_lab.core.compiled import tell_with
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.core.protocols import Buffer, WorkflowContext
+from rl_lab.core.protocols import Buffer, Simulator, WorkflowContext
 from rl_lab.core.seeding import Streams, integer
-from rl_lab.envs.make import make_vector, resolve_vectorization
+from rl_lab.envs.make import make_vector
 from rl_lab.orchestration import catalog
 from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.efficiency import Efficiency
@@ -31,36 +32,6 @@ from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sinks
 from rl_lab.workflows.base import Workflow
 
-COMPILE_SECONDS = 25.0  # what a first compilation costs
-SAVED_SECONDS = 0.8e-3  # what it saves per gradient step of a small network
-
-
-def resolve(config: RunConfig) -> RunConfig:
-    """Replace every `auto` by what it means here. Done once; a resumed run keeps the choice."""
-    cuda = torch.cuda.is_available()
-    device = config.experiment.device
-    if device == "auto":
-        device = "cuda" if cuda else "cpu"
-    if device.startswith("cuda") and not cuda:
-        raise UserError(f"experiment.device is '{device}', but this machine has no usable GPU")
-    compute = config.compute
-    if compute.threads == "auto":
-        compute = replace(compute, threads=1)  # small networks: a second thread costs more
-    if compute.compile == "auto":
-        plan = getattr(config.algorithm, "gradient_steps", None)  # algorithms that can tell
-        repays = plan is not None and plan(config) * SAVED_SECONDS > COMPILE_SECONDS
-        compute = replace(compute, compile="on" if repays and _has_compiler() else "off")
-    elif compute.compile == "on" and not _has_compiler():
-        raise UserError("compute.compile is on, but no C++ compiler (g++) was found")
-    environment = config.environment
-    vectorization: Any = resolve_vectorization(environment)
-    return replace(
-        config,
-        experiment=replace(config.experiment, device=device),
-        environment=replace(environment, vectorization=vectorization),
-        compute=compute,
-    )
-
 
 def build_run(
     config: RunConfig,
@@ -72,6 +43,7 @@ def build_run(
 
     The run's folder is opened last: a mistake leaves nothing behind.
     """
+    tell_with(sinks.say)
     context = make_context(config)
     collector, stopwatch = context.collector, Stopwatch(context.device)
     context = replace(context, collector=TimedCollector(collector, stopwatch))
@@ -134,7 +106,11 @@ def make_context(config: RunConfig) -> WorkflowContext:
     seed = config.experiment.seed
     streams = Streams(seed)
     environment = make_vector(config.environment, seeds(seed, "train", config.environment.num_envs))
-    collector = RolloutCollector(environment, device=config.experiment.device)
+    device = config.experiment.device
+    simulation = None
+    if config.compute.compile == "on" and device == "cpu" and isinstance(environment, Simulator):
+        simulation = Simulation(environment)
+    collector = RolloutCollector(environment, device=device, simulation=simulation)
     return WorkflowContext(
         config=config,
         spec=environment.spec,
@@ -280,7 +256,3 @@ def make_evaluator(
             )
 
     return run
-
-
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in ("g++", "c++", "clang++"))

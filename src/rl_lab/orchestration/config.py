@@ -80,8 +80,12 @@ class EvaluationConfig:
 class ComputeConfig:
     """How the arithmetic is run. What `auto` chose is written into the run's config.yaml."""
 
-    compile: Literal["auto", "on", "off"] = option("auto", "compile the update with torch.compile")
-    threads: Literal["auto"] | int = option("auto", "torch threads within one operation")
+    compile: Literal["auto", "on", "off"] = option(
+        "auto", "compile updates (and rollouts of classic control); auto: if the run is long enough"
+    )
+    threads: Literal["auto"] | int = option(
+        "auto", "torch threads within one operation; auto: 1, or more for wide layers and images"
+    )
     on_nonfinite: Literal["raise", "skip", "rollback"] = option(
         "raise",
         "a NaN or an infinity: stop with a dump, drop that update or rollout, or go back to the "

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,13 +19,6 @@ GB = 1e9
 MEMORY_SECONDS = 1.0  # a measured memory is used again for this long
 PROC = Path("/proc")
 PEAKS = ("sys/ram_gb", "sys/gpu_memory_gb", "sys/gpu_reserved_gb")  # the most of them matters
-
-
-@runtime_checkable
-class Faulty(Protocol):
-    """An environment that can lose workers and says how often it has."""
-
-    faults: int
 
 
 @dataclass
@@ -60,8 +53,9 @@ class Efficiency:
             self.totals[name] = self.totals.get(name, 0.0) + count
         row = {f"time/{stage}": spent for stage, spent in seconds.items()}
         row |= rates(counts) | self._memory_now()
-        if isinstance(self.environment, Faulty):
-            row["sys/env_faults"] = self.environment.faults
+        faults = getattr(self.environment, "faults", None)  # workers can be lost, and are counted
+        if faults is not None:
+            row["sys/env_faults"] = faults
         for name in PEAKS:
             if name in row:
                 self.peaks[name] = max(row[name], self.peaks.get(name, 0.0))

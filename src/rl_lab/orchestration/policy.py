@@ -8,8 +8,9 @@ from rl_lab.collect.evaluate import Evaluation
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.state import Stateful
-from rl_lab.orchestration.build import make_context, make_evaluator, make_workflow, resolve
+from rl_lab.orchestration.build import make_context, make_evaluator, make_workflow
 from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.resolve import resolve
 from rl_lab.orchestration.session import load_config
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory, find_run

@@ -16,13 +16,14 @@ from rl_lab.collect.evaluate import Interrupted
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration import guard
-from rl_lab.orchestration.build import build_run, resolve
+from rl_lab.orchestration.build import build_run
 from rl_lab.orchestration.compose import compose
 from rl_lab.orchestration.config import RunConfig, config_hash, diff, to_tree, to_yaml, tree_hash
 from rl_lab.orchestration.debug import PROFILE, debugger, for_debugger, profiling, watch_weights
 from rl_lab.orchestration.efficiency import count_parameters
 from rl_lab.orchestration.memory import explaining_memory
 from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.resolve import resolve
 from rl_lab.orchestration.signals import stop_on_signals
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
@@ -87,7 +88,7 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
     if held := debugger():
         config = for_debugger(config)
         sinks.say(f"{held} is attached: one environment, in this process")
-    resolved = resolve(config)
+    resolved = resolve(config, measure=True, tell=sinks.say)
     chosen = diff(to_tree(config), to_tree(resolved))
     if chosen:
         words = (f"{path}={value}" for path, _, value in chosen)

@@ -17,7 +17,7 @@ import torch
 
 from rl_lab.core.batch import Action, Batch, CollectResult, Metrics
 from rl_lab.core.errors import UserError
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.state import Stateful, Tree
 
 VALUES = "values"  # where plain attributes live in a workflow's saved state
@@ -50,7 +50,12 @@ class Workflow(ABC):
         """Interact. Default: `collect_steps` vector steps with `act`."""
         collector = self.context.collector
         state = self.initial_state(self.context.train_environment.num_envs)
-        return collector.collect(self.act, steps=self.collect_steps, state=state)
+        policy = self.pure_policy()
+        return collector.collect(self.act, steps=self.collect_steps, state=state, policy=policy)
+
+    def pure_policy(self) -> Policy | None:
+        """`act` as a pure function, if rollouts may be compiled whole with it."""
+        return None
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Learn from a batch (model-free algorithms)."""

@@ -30,11 +30,11 @@ from rl_lab.core.batch import (
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
-from rl_lab.core.sequences import as_sequences, concatenate, take
+from rl_lab.core.sequences import as_rows, as_sequences, concatenate, take
 from rl_lab.core.tree import map_leaves
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.model import ActorCritic
@@ -137,21 +137,25 @@ def clipped_surrogate(
     """The pessimistic policy loss (eq. 7), and how far the policy has moved."""
     log_ratio = log_prob - old_log_prob
     ratio = log_ratio.exp()
-    limited = ratio.clamp(1 - clip_range, 1 + clip_range)
-    loss = -torch.minimum(ratio * advantage, limited * advantage).mean()
-    return loss, {
-        "approx_kl": (ratio - 1 - log_ratio).mean(),
-        "clip_fraction": (ratio != limited).float().mean(),
-        "ratio_error": (ratio - 1).abs().amax(),
-    }
+    # min(r A, clip(r) A) is min(r A, what A is worth at the edge of the range on its side).
+    edge = advantage * (1 + clip_range * advantage.sign())
+    loss = -torch.minimum(ratio * advantage, edge).mean()
+    with torch.no_grad():
+        change = ratio - 1
+        distance = change.abs()
+        return loss, {
+            "approx_kl": (change - log_ratio).mean(),
+            "clip_fraction": (distance > clip_range).float().mean(),
+            "ratio_error": distance.amax(),
+        }
 
 
 def value_loss(
-    value: Tensor, old_value: Tensor, target: Tensor, value_clip: Tensor | None
+    value: Tensor, old_value: Tensor | None, target: Tensor, value_clip: Tensor | None
 ) -> Tensor:
     """Half the squared error; with a clip, the worse of the free and the limited prediction."""
     error = (value - target).square()
-    if value_clip is not None:
+    if value_clip is not None and old_value is not None:
         limited = old_value + (value - old_value).clamp(-value_clip, value_clip)
         error = torch.maximum(error, (limited - target).square())
     return 0.5 * error.mean()
@@ -165,24 +169,26 @@ def normalize(advantage: Tensor) -> Tensor:
 
 def ppo_loss(
     model: ActorCritic,
-    rows: Batch,
+    index: Tensor,
+    rollout: Batch,
     hyper: dict[str, Tensor],
     *,
     normalize_batch: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The objective of one minibatch (eq. 9). Leaves of `rows` are [L, S, …] sequences."""
-    policy, value = model(rows[OBS], rows[STATE], rows[RESET])
+    """The objective of one minibatch (eq. 9): the rows, or with a memory the sequences, `index`."""
+    rows = take(rollout, index, axis=int(model.has_memory))
+    policy, value = model(rows[OBS], rows[STATE], rows.get(RESET))
     advantage = normalize(rows[ADVANTAGE]) if normalize_batch else rows[ADVANTAGE]
     policy_loss, metrics = clipped_surrogate(
         policy.log_prob(rows[ACTION]), rows[LOG_PROB], advantage, hyper["clip_range"]
     )
-    critic_loss = value_loss(value, rows[OLD_VALUE], rows[RETURN], hyper.get("value_clip"))
-    entropy = policy.entropy().mean()
-    loss = (
-        policy_loss
-        + hyper["value_coefficient"] * critic_loss
-        - hyper["entropy_coefficient"] * entropy
-    )
+    critic_loss = value_loss(value, rows.get(OLD_VALUE), rows[RETURN], hyper.get("value_clip"))
+    loss = policy_loss + hyper["value_coefficient"] * critic_loss
+    bonus = hyper.get("entropy_coefficient")
+    with torch.set_grad_enabled(bonus is not None):
+        entropy = policy.entropy().mean()
+    if bonus is not None:
+        loss = loss - bonus * entropy
     return loss, {
         "policy_loss": policy_loss,
         "value_loss": critic_loss,
@@ -222,15 +228,19 @@ class PPO(Workflow):
         self.fast_rng = context.rng.numpy("actions")
         self.order_rng = context.rng.torch("minibatches")
 
-    @torch.no_grad()
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """Sample, or take the mode; memories move one step on."""
         if self.fast is not None:
             action, log_prob = self.fast(obs.numpy(), None if deterministic else self.fast_rng)
             return Action(action, state, {LOG_PROB: log_prob})
-        policy, state = self.model.policy_step(obs, state)
-        sampled = policy.mode() if deterministic else policy.sample(self.action_rng)
-        return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
+        with torch.no_grad():
+            policy, state = self.model.policy_step(obs, state)
+            sampled = policy.mode() if deterministic else policy.sample(self.action_rng)
+            return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
+
+    def pure_policy(self) -> Policy | None:
+        """What `act` does, for rollouts that are compiled whole."""
+        return self.model.pure_policy(self.context.train_environment.num_envs, self.action_rng)
 
     def initial_state(self, batch: int) -> Any:
         """The memories' own."""
@@ -290,14 +300,16 @@ class PPO(Workflow):
         rows = {
             OBS: batch[OBS],
             ACTION: batch[ACTION],
-            RESET: batch[RESET],
             LOG_PROB: seen.log_prob,
-            OLD_VALUE: seen.value,
             ADVANTAGE: advantage,
             RETURN: target,
         }
-        sequences: Batch = {name: as_sequences(value, length) for name, value in rows.items()}
-        return {**sequences, STATE: concatenate(seen.states)}, metrics
+        if self.model.has_memory:
+            rows[RESET] = batch[RESET]
+        if now.value_clip is not None:
+            rows[OLD_VALUE] = seen.value
+        cut = partial(as_sequences, length=length) if self.model.has_memory else as_rows
+        return {**map_leaves(cut, rows), STATE: concatenate(seen.states)}, metrics
 
     def _learn(self, rows: Batch, now: PPOConfig) -> Metrics:
         """Epochs of shuffled minibatches, stopped early by `target_kl`."""
@@ -307,17 +319,18 @@ class PPO(Workflow):
             for name in ("clip_range", "value_clip", "value_coefficient", "entropy_coefficient")
             if (value := getattr(now, name)) is not None
         }
+        if self.config.entropy_coefficient == 0:
+            del hyper["entropy_coefficient"]  # no bonus, no gradient of it
         rate = self.optimizer.rates(now.learning_rate, now.learning_rates)
         limit = torch.tensor(now.max_grad_norm, device=device)
+        learn = self.optimizer.on(rows, hyper, learning_rate=rate, max_grad_norm=limit)
         steps: list[Metrics] = []
         count = now.minibatch_count(rows[ADVANTAGE].numel())
+        pieces = rows[ADVANTAGE].shape[-1]  # single rows, or sequences
         for _ in range(now.epochs):
-            order = torch.randperm(rows[ADVANTAGE].shape[1], generator=self.order_rng).to(device)
+            order = torch.randperm(pieces, generator=self.order_rng).to(device)
             for index in order.chunk(count):
-                minibatch = take(rows, index)
-                step = self.optimizer.step(
-                    minibatch, hyper, learning_rate=rate, max_grad_norm=limit
-                )
+                step = learn(index)
                 gradient = step.pop("gradient")
                 steps.append(step)
                 if now.target_kl is not None and step["approx_kl"] > now.target_kl:

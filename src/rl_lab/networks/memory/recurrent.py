@@ -52,8 +52,8 @@ class NoMemory(nn.Module):
         """x [N, D]."""
         return x, state
 
-    def sequence(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
-        """x [T, N, D]."""
+    def sequence(self, x: Tensor, state: State, resets: Tensor | None) -> tuple[Tensor, State]:
+        """x [T, N, D], or any rows."""
         return x, state
 
 

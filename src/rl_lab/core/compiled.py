@@ -1,0 +1,237 @@
+"""Pure functions of tensors, compiled ahead of time into a file that is kept and used again.
+
+The first call traces the function into a graph and looks for it in the cache. If it is new, the
+graph becomes C++ (torch's AOTInductor), which takes half a minute once; afterwards a process needs
+a fraction of a second, and a call costs no guards and no Python. Shapes are fixed: another shape is
+another file. The key is the graph itself with everything that decides its numbers, so an old file
+never answers for new code, and a resumed run executes the very same machine code.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_lab.core.errors import UserError
+
+CACHE_VARIABLE = "RL_LAB_CACHE"
+COMPILERS = ("g++", "clang++", "c++")
+_VERSION = 1  # of this file's way of compiling: part of every key
+
+_tracing: ContextVar[bool] = ContextVar("tracing", default=False)
+_told: ContextVar[Callable[[str], object]] = ContextVar("told", default=lambda line: None)
+
+
+def is_tracing() -> bool:
+    """True while a function is being compiled: its operations may be spelled for the compiler."""
+    return _tracing.get()
+
+
+def compiler() -> str | None:
+    """The C++ compiler that would be used, or None."""
+    asked = os.environ.get("CXX")
+    return next(filter(None, map(shutil.which, (*([asked] if asked else []), *COMPILERS))), None)
+
+
+def cache_folder() -> Path:
+    """Where compiled functions are kept: RL_LAB_CACHE, or the user's cache folder."""
+    if own := os.environ.get(CACHE_VARIABLE):
+        return Path(own)
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "rl-lab"
+
+
+def tell_with(say: Callable[[str], object]) -> None:
+    """Who is told, in this context, that something slow is about to happen."""
+    _told.set(say)
+
+
+# A tree without its leaves: None for a tensor, else the type, the keys of a dict, the branches.
+Shape = tuple[type, tuple[str, ...], tuple[Any, ...]] | None
+
+
+def _flatten(tree: Any, leaves: list[Tensor]) -> Shape:
+    """Append the tensors of dicts and tuples in order; what is left is their shape."""
+    if isinstance(tree, Tensor):
+        leaves.append(tree)
+        return None
+    if isinstance(tree, dict):
+        return dict, tuple(tree), tuple([_flatten(each, leaves) for each in tree.values()])
+    return type(tree), (), tuple([_flatten(each, leaves) for each in tree])
+
+
+def _unflatten(leaves: Iterator[Tensor], shape: Shape) -> Any:
+    """The tree again."""
+    if shape is None:
+        return next(leaves)
+    kind, keys, branches = shape
+    values = [_unflatten(leaves, branch) for branch in branches]
+    if kind is dict:
+        return dict(zip(keys, values, strict=True))
+    return kind(*values) if hasattr(kind, "_fields") else kind(values)
+
+
+def _inputs(arguments: tuple[Any, ...]) -> tuple[list[Tensor], Any]:
+    """Tensors as the machine code wants them, and all that it takes for granted about them."""
+    leaves: list[Tensor] = []
+    shape = _flatten(arguments, leaves)
+    leaves = [leaf.contiguous() for leaf in leaves]
+    return leaves, (shape, [leaf.shape for leaf in leaves], [leaf.dtype for leaf in leaves])
+
+
+class Compiled:
+    """A pure function of trees of tensors. Whatever it reads must be an argument."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self.function = function
+        self.name = name
+        self._variants: list[tuple[Any, Any, Shape]] = []  # signature, machine code, what comes out
+
+    def __call__(self, *arguments: Any) -> Any:
+        """What the function returns, as fresh tensors."""
+        return self.given()(*arguments)
+
+    def given(self, *last: Any) -> Callable[..., Any]:
+        """The function of its first arguments. The last ones are looked at once, here."""
+        fixed, fixed_signature = _inputs(last)
+
+        def call(*first: Any) -> Any:
+            moving, signature = _inputs(first)
+            inputs = moving + fixed
+            for known, runner, out_shape in self._variants:
+                if known == (signature, fixed_signature):
+                    return _unflatten(iter(runner.run(inputs)), out_shape)
+            _, _, branches = _flatten((*first, *last), []) or (tuple, (), ())
+            found = self._make(inputs, (tuple, (), branches))
+            self._variants.append(((signature, fixed_signature), *found))
+            return call(*first)
+
+        return call
+
+    def _make(self, leaves: Sequence[Tensor], shape: Shape) -> tuple[Any, Shape]:
+        # Copies: a tensor that is passed twice today must not be taken for one argument for ever.
+        leaves = [leaf.detach().clone() for leaf in leaves]
+        graph, out_shape = _trace(self.function, leaves, shape, self.name)
+        file = cache_folder() / "compiled" / f"{_key(graph, leaves)}.pt2"
+        if _is_whole(file):
+            return _load(file), out_shape
+        if compiler() is None:
+            raise UserError(
+                "compiling needs a C++ compiler: install g++, or set compute.compile=off"
+            )
+        _told.get()(f"Compiling {self.name} (about half a minute; kept for the next time) ...")
+        _build(graph, leaves, file)
+        return _load(file), out_shape
+
+
+def _trace(
+    function: Callable[..., Any], leaves: Sequence[Tensor], shape: Shape, name: str
+) -> tuple[torch.fx.GraphModule, Shape]:
+    """The function as a graph of a list of tensors, gradients included."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    out_shape: list[Shape] = []
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        outputs: list[Tensor] = []
+        result = function(*_unflatten(iter(inputs), shape))
+        out_shape[:] = [_flatten(result, outputs)]
+        return [each.clone() for each in outputs]  # never the memory of an input
+
+    token = _tracing.set(True)
+    try:
+        graph = make_fx(flat)(*leaves)
+    finally:
+        _tracing.reset(token)
+    for node in graph.graph.find_nodes(op="get_attr"):
+        # A constant made inside the function is copied by `lift_fresh_copy`; anything else is a
+        # tensor from outside, whose value of today would be frozen into the machine code.
+        if any("lift_fresh" not in str(user.target) for user in node.users):
+            size = tuple(getattr(graph, node.target).shape)
+            raise UserError(
+                f"{name} cannot be compiled: it reads a tensor of shape {size} that is not one of "
+                "its arguments; pass it in, or set compute.compile=off"
+            )
+    return graph, out_shape[0]
+
+
+def _key(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> str:
+    """A name for the machine code: graph, constants, shapes, and what compiles and runs it."""
+    parts = [
+        str(_VERSION),
+        graph.code,
+        *[f"{tuple(leaf.shape)} {leaf.dtype} {leaf.device}" for leaf in leaves],
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+        str(torch.get_num_threads()),
+        str(torch.are_deterministic_algorithms_enabled()),
+        _compiler_version(),
+    ]
+    digest = hashlib.sha256("\0".join(parts).encode())
+    for node in graph.graph.find_nodes(op="get_attr"):
+        digest.update(getattr(graph, node.target).numpy(force=True).tobytes())
+    return digest.hexdigest()[:32]
+
+
+@cache
+def _compiler_version() -> str:
+    found = compiler()
+    if found is None:
+        return "none"
+    return subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+
+
+def _build(graph: torch.fx.GraphModule, leaves: Sequence[Tensor], file: Path) -> None:
+    """Compile into a file of this name; two runs may do so at once."""
+    from torch._inductor import aoti_compile_and_package
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as folder, _quiet():
+        made = Path(folder) / file.name
+        exported = torch.export.export(graph, tuple(leaves))
+        try:
+            aoti_compile_and_package(
+                exported,
+                package_path=str(made),
+                inductor_configs={"cpp.cxx": (None, compiler())},
+            )
+        except RuntimeError as error:
+            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            raise UserError(
+                f"{compiler()} could not compile it ({reason}): set compute.compile=off"
+            ) from error
+        made.replace(file)
+
+
+@contextmanager
+def _quiet() -> Any:
+    """Warnings of the compiler's own code are not for users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _is_whole(file: Path) -> bool:
+    """False if it is not there, cut off or damaged: then it is made again."""
+    try:
+        with zipfile.ZipFile(file) as package:
+            return package.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _load(file: Path) -> Any:
+    """The C++ loader itself: torch's Python one would import the whole compiler."""
+    return torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)

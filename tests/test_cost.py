@@ -1,0 +1,145 @@
+"""A guard that times nothing: Python calls and torch operations per step must not grow.
+
+Speed on a noisy machine cannot be asserted; what causes it can be counted. A budget is what was
+counted when it was set, plus a tenth. Lower it when the count falls; raise it only on purpose.
+"""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rl_lab.core.batch import LOG_PROB
+
+PHASE = {"name": "train", "step": 0}
+MATCHED = [
+    "network.encoder.hidden_dims=[64, 64]",
+    "algorithm.rollout_steps=64",
+    "algorithm.epochs=2",
+    "environment.num_envs=8",
+    "training.total_timesteps=4096",
+    "environment.max_episode_steps=200",
+]
+MINIBATCHES = 8  # two epochs of four
+
+# Python calls (C functions included) of one vector step, and torch operations.
+COLLECT = {
+    "CartPole-v1": (142, 3),
+    "Pendulum-v1": (123, 3),
+    "LunarLander-v3": (415, 3),  # eight Box2D environments in a loop
+}
+# Python calls and torch operations of one gradient step, the whole update counted.
+UPDATE = {"CartPole-v1": (520, 266), "Pendulum-v1": (530, 266)}
+# Python calls of the orchestrator around one collect and one update.
+LOOP = 236
+
+
+def python_calls(function: Callable[[], object]) -> int:
+    """How many functions it calls, whether they are written in Python or in C."""
+    count = 0
+
+    def note(frame, event, argument):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def torch_operations(function: Callable[[], object]) -> int:
+    """How many kernels torch is asked for."""
+
+    class Counter(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            Counter.count += 1
+            return operation(*args, **(kwargs or {}))
+
+    with Counter():
+        function()
+    return Counter.count
+
+
+def collecting(run) -> Callable[[], object]:
+    return lambda: run.workflow.collect_step(0, phase=PHASE)
+
+
+@pytest.mark.parametrize("env", COLLECT)
+def test_a_vector_step(tiny, env):
+    run = tiny(f"{env}:ppo_none", *MATCHED)
+    collect = collecting(run)
+    collect()  # whatever is made once
+    calls, operations = python_calls(collect) / 64, torch_operations(collect) / 64
+    assert calls <= COLLECT[env][0]
+    assert operations <= COLLECT[env][1]
+
+
+def test_more_environments_are_no_more_python(tiny):
+    counts = []
+    for num_envs in (8, 128):
+        run = tiny("CartPole-v1:ppo_none", *MATCHED, f"environment.num_envs={num_envs}")
+        collecting(run)()
+        # Episodes that end cost a little each; here none does.
+        run.environment.max_steps = 10**9
+        counts.append(python_calls(collecting(run)) / 64)
+    assert counts[1] < 1.5 * counts[0]
+
+
+@pytest.mark.parametrize("env", UPDATE)
+def test_a_gradient_step(tiny, env):
+    run = tiny(f"{env}:ppo_none", *MATCHED)
+    batch = collecting(run)().trajectory
+    assert LOG_PROB in batch
+
+    def update():
+        run.workflow.update(batch, phase=PHASE)
+
+    update()
+    calls = python_calls(update) / MINIBATCHES
+    operations = torch_operations(update) / MINIBATCHES
+    assert calls <= UPDATE[env][0]
+    assert operations <= UPDATE[env][1]
+
+
+def test_the_loop_around_it(tiny):
+    run = tiny("CartPole-v1:ppo_none", *MATCHED)
+    for clock in run.clocks.values():
+        clock.period = 10**9
+    collected = collecting(run)()
+    learned = run.workflow.update(collected.trajectory, phase=PHASE)
+    run.workflow.collect_step = lambda *words, **options: collected
+    run.hooks["update"] = lambda *words, **options: learned
+
+    def cycle():
+        for _ in range(2):
+            run.execute(run.scheduler.next_action())
+        run.after_cycle()
+
+    cycle()
+    assert python_calls(cycle) <= LOOP
+
+
+def test_nothing_waits_for_a_number(tiny):
+    """No `.item()` and no comparison on the host between two minibatches."""
+    run = tiny("CartPole-v1:ppo_none", *MATCHED)
+    batch = collecting(run)().trajectory
+    rows, _ = run.workflow._credit(batch, run.workflow.config)
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            seen.append(str(operation))
+            return operation(*args, **(kwargs or {}))
+
+    with Watch():
+        run.workflow._learn(rows, run.workflow.config)
+    assert not [name for name in seen if "_local_scalar_dense" in name]
+    assert torch.is_grad_enabled()
