@@ -49,7 +49,7 @@ class Called:
 
     made: list["Called"]
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, shorten: Any) -> None:
         self.function = function
         self.lengths: list[int] = []
         self.made.append(self)

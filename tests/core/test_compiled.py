@@ -4,6 +4,7 @@ Compiling takes many seconds, so the fast tests share one program. What only dec
 under which name a program is made runs with a build that stops there.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from pathlib import Path
@@ -17,7 +18,8 @@ from rl_lab.core import compiled, optim
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.optim import AdamState, FlatOptimizer, OptimizerConfig, adam, adam_in_place
-from rl_lab.networks.mlp import Tanh, compiled_tanh
+from rl_lab.core.spec import Discrete, MultiDiscrete
+from rl_lab.networks.mlp import Flatten, Tanh, compiled_tanh
 
 needs_compiler = pytest.mark.skipif(
     compiled.compiler() is None, reason="compiling needs a C++ compiler"
@@ -164,7 +166,7 @@ def test_one_tensor_passed_twice_is_two_arguments(
     built: list[Any] = []
     monkeypatch.setenv("RL_LAB_CACHE", str(tmp_path))
     monkeypatch.setattr(compiled, "_build", lambda *given: built.extend(given))
-    monkeypatch.setattr(compiled, "_load", lambda file: built[0])
+    monkeypatch.setattr(compiled, "_load", lambda file, device: built[0])
     monkeypatch.setattr(torch.fx.GraphModule, "run", lambda self, x: self(*x), raising=False)
     x, y = torch.randn(3), torch.randn(3)
     minus = Compiled(lambda a, b: a - 2 * b, "it")
@@ -251,7 +253,7 @@ def test_the_file_is_named_after_everything_that_decides_the_numbers(
     ]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     others.append(file_of(times(2.0), x))
-    monkeypatch.setattr(compiled, "_compiler_version", lambda: "g++ 99")
+    monkeypatch.setattr(compiled, "compiler_version", lambda: "g++ 99")
     others.append(file_of(times(2.0), x))
     monkeypatch.setattr(torch, "__version__", "99.0")
     others.append(file_of(times(2.0), x))
@@ -261,7 +263,7 @@ def test_the_file_is_named_after_everything_that_decides_the_numbers(
 def test_where_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RL_LAB_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert compiled.cache_folder() == tmp_path / ".cache" / "rl-lab"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert compiled.cache_folder() == tmp_path / "xdg" / "rl-lab"
@@ -285,9 +287,9 @@ def test_no_compiler_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RL_LAB_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(compiled, "_compiler_version", lambda: "none")  # it is found once only
+    monkeypatch.setattr(compiled, "compiler_version", lambda: "none")  # it is found once only
     assert compiled.compiler() is None
-    with pytest.raises(UserError, match=r"^compiling needs a C\+\+ compiler: .*compile=off$"):
+    with pytest.raises(UserError, match=r"^compiling it needs a C\+\+ compiler: .*compile=off\)$"):
         Compiled(lambda x: x * 3.25, "it")(torch.ones(2))
 
 
@@ -485,3 +487,42 @@ def test_tanh_is_respelled_only_for_the_compiler() -> None:
     assert "tanh" not in graph.code and "div" in graph.code
     assert torch.equal(watched(x), x.tanh())
     assert seen == [True, False]
+
+
+@pytest.mark.parametrize("space", [Discrete(5), MultiDiscrete((3, 4))])
+def test_indices_can_be_traced(space: Any) -> None:
+    """`one_hot` of torch asks for a number on the host, which no compiler can do."""
+    flatten = Flatten(space)
+    rows = torch.tensor([[2, 3], [0, 1]]) if space.shape else torch.tensor([4, 0])
+    shape = compiled._flatten((rows,), [])
+    graph, _ = compiled._trace(flatten, [rows], shape, "it")
+    assert torch.equal(graph(rows)[0], flatten(rows))
+    assert flatten(rows).sum() == rows.numel()
+
+
+def test_a_function_that_looks_at_a_number_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"curious cannot be compiled: .*compute\.compile=off"):
+        Compiled(lambda x: x * float(x.sum()), "curious")(torch.ones(2))
+
+
+def test_a_cache_that_cannot_be_written_is_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RL_LAB_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    assert compiled.cache_folder() == tmp_path / "new" / "rl-lab"
+    monkeypatch.setattr(compiled.os, "access", lambda *words: False)
+    assert compiled.cache_folder() == Path(tempfile.gettempdir()) / "rl-lab"
+
+
+def test_a_build_that_fails_says_why_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*words: Any) -> None:
+        raise RuntimeError("C++ compile error\n\nCommand:\ng++ x\n\nx.h: error: no such file")
+
+    monkeypatch.setenv("RL_LAB_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiled, "compiler", lambda: "g++")
+    monkeypatch.setattr(compiled, "_build", build)
+    with pytest.raises(UserError, match=r"it could not be compiled: x\.h: error: no such file"):
+        Compiled(lambda x: x + 1, "it")(torch.ones(2))

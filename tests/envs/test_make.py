@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -112,3 +113,11 @@ def test_listing_finds_by_any_part() -> None:
     assert "CartPole-v1" in list_environments("cartp")
     assert list_environments("rl_lab/") == ["rl_lab/Counter-v0"]
     assert list_environments("zzz") == []
+
+
+def test_a_task_of_ones_own_under_a_classic_name_is_not_replaced(monkeypatch):
+    own = gym.envs.registration.EnvSpec("CartPole-v1", entry_point="somewhere:Cart")
+    monkeypatch.setitem(gym.registry, "CartPole-v1", own)
+    assert resolve_vectorization(EnvironmentConfig(id="CartPole-v1")) == "sync"
+    with pytest.raises(UserError, match="'CartPole-v1' is not Gymnasium's"):
+        make_vector(EnvironmentConfig(id="CartPole-v1", vectorization="torch"), [0])

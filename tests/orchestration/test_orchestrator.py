@@ -211,7 +211,9 @@ def test_a_changed_config_is_not_resumed(tmp_path):
 def test_other_numerics_end_the_promise_loudly(tmp_path, monkeypatch):
     run = tiny_run(tmp_path).run
     real = build.numerics_fingerprint
-    monkeypatch.setattr(build, "numerics_fingerprint", lambda: {**real(), "torch": "9.9"})
+    monkeypatch.setattr(
+        build, "numerics_fingerprint", lambda **given: {**real(**given), "torch": "9.9"}
+    )
     resume("@last", root=tmp_path)
     assert "not bit for bit from here: torch changed" in run.log_file.read_text()
 

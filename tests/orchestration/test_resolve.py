@@ -218,12 +218,12 @@ def test_a_device_is_chosen_or_refused() -> None:
 def test_compiling_must_repay() -> None:
     said: list[str] = []
 
-    def mode(*overrides: str, compiler: bool = True) -> str:
-        return module.compile_mode(pendulum(*overrides), None, compiler, said.append)
+    def mode(*overrides: str, compiler: bool = True, device: str = "cpu") -> str:
+        return module.compile_mode(pendulum(*overrides), None, device, compiler, said.append)
 
     # 10 M steps / 128 rows x 2 epochs x 4 minibatches = 625,000 gradient steps of 1 ms
     assert mode(LONG) == "on" and mode() == "off" and not said
-    assert mode(LONG, "network.memory.type=gru") == "off"
+    assert mode(LONG, "network.memory.type=gru") == "off" and mode(LONG, device="cuda") == "off"
     # 480,000 steps repay the 30 s of one function; rollouts of a `torch` vector are a second one.
     steps, torch_vector = "training.total_timesteps", "environment.vectorization=torch"
     assert mode(f"{steps}=470_000") == "off" and mode(f"{steps}=490_000") == "on"
@@ -241,4 +241,4 @@ def test_compiling_must_repay() -> None:
 
 def test_an_algorithm_that_cannot_tell_is_not_compiled() -> None:
     config = tiny_config("CartPole-v1:random", LONG)
-    assert module.compile_mode(config, None, True, print) == "off"
+    assert module.compile_mode(config, None, "cpu", True, print) == "off"

@@ -22,6 +22,7 @@ from rl_lab.core.sequences import as_rows, as_sequences, concatenate, take
 from rl_lab.core.state import fingerprint
 from rl_lab.workflows.ppo import (
     ADVANTAGE,
+    PPO,
     RETURN,
     PPOConfig,
     clipped_surrogate,
@@ -320,3 +321,15 @@ def test_learning_from_another_policy_is_refused(tiny):
     phases = "training.phases=[{name: mixed, policy: random, hooks: [collect, update]}]"
     with pytest.raises(UserError, match="phase 'mixed': PPO learns from its own actions only"):
         tiny("CartPole-v1:ppo_none", phases).run()
+
+
+def test_a_subclass_that_acts_otherwise_does_so_in_rollouts_too(tiny):
+    workflow = tiny().workflow
+    assert workflow.pure_policy() is not None
+
+    class Own(PPO):
+        def act(self, obs, state, *, deterministic):
+            return super().act(obs, state, deterministic=True)
+
+    workflow.__class__ = Own
+    assert workflow.pure_policy() is None

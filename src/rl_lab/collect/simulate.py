@@ -34,7 +34,8 @@ class Simulation:
         """`steps` transitions of every environment [T, N, …], and the frames to act on next."""
         program = self._programs.get(policy.decide)
         if program is None:
-            program = Compiled(partial(_play, policy.decide, self.simulator.advance), "rollouts")
+            whole = partial(_play, policy.decide, self.simulator.advance)
+            program = Compiled(whole, "rollouts", shorten=_one_step)
             self._programs[policy.decide] = program
         length = max(each for each in range(1, MOST_STEPS + 1) if steps % each == 0)
         simulator, noise = self.simulator, policy.noise(steps)
@@ -77,6 +78,12 @@ def _play(
         )
         state, elapsed, obs = moved.state, moved.elapsed, moved.obs
     return state, elapsed, obs, {key: torch.stack([each[key] for each in rows]) for key in rows[0]}
+
+
+def _one_step(
+    state: Tensor, elapsed: Tensor, obs: Tensor, noise: Tensor, uniforms: Tensor, weights: Any
+) -> tuple[Any, ...]:
+    return state, elapsed, obs, noise[:1], uniforms[:1], weights
 
 
 def first_frames(ended: Tensor, is_first: Any) -> Tensor:

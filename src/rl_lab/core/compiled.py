@@ -9,7 +9,9 @@ never answers for new code, and a resumed run executes the very same machine cod
 
 import hashlib
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import tempfile
 import warnings
@@ -48,9 +50,27 @@ def compiler() -> str | None:
 def cache_folder() -> Path:
     """Where compiled functions are kept: RL_LAB_CACHE, or the user's cache folder."""
     if own := os.environ.get(CACHE_VARIABLE):
-        return Path(own)
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "rl-lab"
+        return Path(own).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
+    if home.startswith("~") or not os.access(_existing(Path(home)), os.W_OK):  # nobody's home
+        home = tempfile.gettempdir()
+    return Path(home) / "rl-lab"
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+@cache
+def cpu_model() -> str:
+    """What the processor calls itself: code that is compiled for one may not run on another."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor()
 
 
 def tell_with(say: Callable[[str], object]) -> None:
@@ -94,9 +114,16 @@ def _inputs(arguments: tuple[Any, ...]) -> tuple[list[Tensor], Any]:
 class Compiled:
     """A pure function of trees of tensors. Whatever it reads must be an argument."""
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        shorten: Callable[..., tuple[Any, ...]] | None = None,
+    ) -> None:
+        """`shorten`: the arguments of one turn of a loop, which stands for all turns in the key."""
         self.function = function
         self.name = name
+        self.shorten = shorten
         self._variants: list[tuple[Any, Any, Shape]] = []  # signature, machine code, what comes out
 
     def __call__(self, *arguments: Any) -> Any:
@@ -123,17 +150,31 @@ class Compiled:
     def _make(self, leaves: Sequence[Tensor], shape: Shape) -> tuple[Any, Shape]:
         # Copies: a tensor that is passed twice today must not be taken for one argument for ever.
         leaves = [leaf.detach().clone() for leaf in leaves]
-        graph, out_shape = _trace(self.function, leaves, shape, self.name)
+        traced, traced_shape = leaves, shape
+        if self.shorten is not None:
+            traced = []
+            traced_shape = _flatten(self.shorten(*_unflatten(iter(leaves), shape)), traced)
+        graph, out_shape = _trace(self.function, traced, traced_shape, self.name)
         file = cache_folder() / "compiled" / f"{_key(graph, leaves)}.pt2"
-        if _is_whole(file):
-            return _load(file), out_shape
-        if compiler() is None:
-            raise UserError(
-                "compiling needs a C++ compiler: install g++, or set compute.compile=off"
-            )
-        _told.get()(f"Compiling {self.name} (about half a minute; kept for the next time) ...")
-        _build(graph, leaves, file)
-        return _load(file), out_shape
+        device = leaves[0].device
+        if not _is_whole(file):
+            if compiler() is None:
+                raise UserError(
+                    f"compiling {self.name} needs a C++ compiler: install g++ (a new run can do "
+                    "without it by compute.compile=off)"
+                )
+            _told.get()(f"Compiling {self.name} (half a minute or more; kept for next time) ...")
+            try:
+                with _undisturbed():
+                    if self.shorten is not None:
+                        graph, _ = _trace(self.function, leaves, shape, self.name)
+                    _build(graph, leaves, file)
+            except (RuntimeError, OSError) as error:
+                raise UserError(
+                    f"{self.name} could not be compiled: {_reason(error)} (the cache is in "
+                    f"{file.parent}; a new run can do without it by compute.compile=off)"
+                ) from error
+        return _load(file, device), out_shape
 
 
 def _trace(
@@ -153,6 +194,10 @@ def _trace(
     token = _tracing.set(True)
     try:
         graph = make_fx(flat)(*leaves)
+    except RuntimeError as error:  # it looks at a number to decide what to do
+        raise UserError(
+            f"{name} cannot be compiled: {_reason(error)}; set compute.compile=off"
+        ) from error
     finally:
         _tracing.reset(token)
     for node in graph.graph.find_nodes(op="get_attr"):
@@ -174,10 +219,12 @@ def _key(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> str:
         graph.code,
         *[f"{tuple(leaf.shape)} {leaf.dtype} {leaf.device}" for leaf in leaves],
         torch.__version__,
+        cpu_model(),
         torch.backends.cpu.get_cpu_capability(),
+        *[torch.cuda.get_device_name(leaf.device) for leaf in leaves[:1] if leaf.is_cuda],
         str(torch.get_num_threads()),
         str(torch.are_deterministic_algorithms_enabled()),
-        _compiler_version(),
+        compiler_version(),
     ]
     digest = hashlib.sha256("\0".join(parts).encode())
     for node in graph.graph.find_nodes(op="get_attr"):
@@ -186,7 +233,8 @@ def _key(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> str:
 
 
 @cache
-def _compiler_version() -> str:
+def compiler_version() -> str:
+    """What the C++ compiler says of itself: another one makes other machine code."""
     found = compiler()
     if found is None:
         return "none"
@@ -198,29 +246,31 @@ def _build(graph: torch.fx.GraphModule, leaves: Sequence[Tensor], file: Path) ->
     from torch._inductor import aoti_compile_and_package
 
     file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as folder, _quiet():
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as folder:
         made = Path(folder) / file.name
         exported = torch.export.export(graph, tuple(leaves))
-        try:
-            aoti_compile_and_package(
-                exported,
-                package_path=str(made),
-                inductor_configs={"cpp.cxx": (None, compiler())},
-            )
-        except RuntimeError as error:
-            reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            raise UserError(
-                f"{compiler()} could not compile it ({reason}): set compute.compile=off"
-            ) from error
+        configs = {"cpp.cxx": (None, compiler())}
+        aoti_compile_and_package(exported, package_path=str(made), inductor_configs=configs)
         made.replace(file)
 
 
 @contextmanager
-def _quiet() -> Any:
-    """Warnings of the compiler's own code are not for users."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+def _undisturbed() -> Iterator[None]:
+    """No warnings of the compiler's own code; and Ctrl-C waits, or g++ would be ended by it too."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _reason(error: Exception) -> str:
+    """The line of an error that tells something: compilers write many."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "error:" in line]
+    return (telling or lines or [type(error).__name__])[0][:300]
 
 
 def _is_whole(file: Path) -> bool:
@@ -232,6 +282,7 @@ def _is_whole(file: Path) -> bool:
         return False
 
 
-def _load(file: Path) -> Any:
+def _load(file: Path, device: torch.device) -> Any:
     """The C++ loader itself: torch's Python one would import the whole compiler."""
-    return torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, -1)
+    index = -1 if device.index is None else device.index
+    return torch._C._aoti.AOTIModelPackageLoader(str(file), "model", False, 1, index)

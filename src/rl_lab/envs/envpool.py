@@ -23,6 +23,9 @@ _DIFFERENT = {"Blackjack-v1": "an array instead of a tuple"}
 _ENDLESS = 2**31 - 1  # EnvPool's number for an episode without a limit
 
 
+_LIMITLESS = ("CliffWalking", "Catch")  # tasks that ignore a limit, and then tell ends wrongly
+
+
 class Pool(gym.vector.VectorEnv[Any, Any, Any]):
     """A pool of `count` environments that can be seeded at every `reset`, by being made anew."""
 
@@ -30,6 +33,11 @@ class Pool(gym.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = count
         self._id, self._settings = id, {"num_threads": min(threads, count)}
         if max_episode_steps is not None:
+            if id.startswith(_LIMITLESS):
+                raise UserError(
+                    f"EnvPool's '{id}' does not obey environment.max_episode_steps: "
+                    "leave it out, or use environment.vectorization=sync"
+                )
             self._settings["max_episode_steps"] = max_episode_steps
         single = self._make([0])
         if single.config["max_num_players"] > 1:

@@ -131,6 +131,8 @@ def make_vector(
         )
     _require_plain(config, choice)
     if choice == "torch":
+        if config.id.rpartition(":")[2] in TASKS and not _is_gymnasiums(config.id):
+            raise UserError(f"'{config.id}' is not Gymnasium's: use environment.vectorization=sync")
         find(config.id)
         return ClassicVector(config.id, seeds, config.max_episode_steps)
     if choice == "envpool":
@@ -162,7 +164,15 @@ def resolve_vectorization(config: EnvironmentConfig) -> str:
     if config.vectorization != "auto":
         return config.vectorization
     plain = not config.wrappers and not config.kwargs and config.snapshot == "auto"
-    return "torch" if plain and config.id in TASKS else "sync"
+    return "torch" if plain and config.id in TASKS and _is_gymnasiums(config.id) else "sync"
+
+
+def _is_gymnasiums(id: str) -> bool:
+    """False if somebody has registered a task of their own under the name of a classic one."""
+    registered = find(id)
+    return _origin(registered).startswith("gymnasium.envs.classic_control") and not (
+        registered.kwargs
+    )
 
 
 def single_spaces(config: EnvironmentConfig) -> tuple[Space[Any], Space[Any]]:

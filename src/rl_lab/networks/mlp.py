@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from rl_lab.core.compiled import is_tracing
 from rl_lab.core.options import option
@@ -116,12 +115,17 @@ class Flatten(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., *shape] to [..., out_dim]; discrete observations stay raw until here."""
         if isinstance(self.space, Discrete):
-            return one_hot(x, self.space.n).float()
+            return _one_hot(x, self.space.n)
         if isinstance(self.space, MultiDiscrete):
             columns = zip(x.unbind(-1), self.space.nvec, strict=True)
-            return torch.cat([one_hot(column, n) for column, n in columns], dim=-1).float()
+            return torch.cat([_one_hot(column, n) for column, n in columns], dim=-1)
         lead = x.shape[: x.dim() - len(self.space.shape)]
         return x.reshape(*lead, self.out_dim).float()
+
+
+def _one_hot(x: Tensor, n: int) -> Tensor:
+    """torch's own looks at the largest index on the host, which cannot be compiled."""
+    return (x.unsqueeze(-1) == torch.arange(n, device=x.device)).float()
 
 
 class MLPEncoder(nn.Module):

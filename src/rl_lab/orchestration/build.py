@@ -56,6 +56,7 @@ def build_run(
         for name in sorted({phase.policy for phase in phases if phase.policy})
     }
     stop = StopRequest()
+    numerics = numerics_fingerprint(compiled=config.compute.compile == "on")
     directory = open_directory()
     metrics = MetricLog(directory.metrics_file)
     timing = MetricLog(directory.timing_file, essential=False)
@@ -76,7 +77,7 @@ def build_run(
         evaluate=make_evaluator(config, workflow, context.rng, stop),
         stop=stop,
         resources=resources,
-        identity={"config_hash": config_hash(config), "numerics": numerics_fingerprint()},
+        identity={"config_hash": config_hash(config), "numerics": numerics},
         store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
         metrics=metrics,
         timing=timing,

@@ -46,10 +46,12 @@ def debugger() -> str | None:
 
 def for_debugger(config: RunConfig) -> RunConfig:
     """One environment in this process: a breakpoint stops everything, and shows one episode."""
+    own = config.environment.vectorization
+    backend: Any = own if own in ("native", "envpool") else "sync"  # those may be another task
     return fitted(
         replace(
             config,
-            environment=replace(config.environment, num_envs=1, vectorization="sync"),
+            environment=replace(config.environment, num_envs=1, vectorization=backend),
             evaluation=replace(config.evaluation, num_envs=1),
         )
     )

@@ -61,7 +61,7 @@ def resolve(
     chosen_device = device(config.experiment.device, here.cuda)
     seen = _tried(config, here) if measure else None
     spec = seen.spec if seen else None
-    chosen_mode: Any = compile_mode(config, spec, here.compiler, tell)
+    chosen_mode: Any = compile_mode(config, spec, chosen_device, here.compiler, tell)
     backend: Any = resolve_vectorization(config.environment)
     if seen is not None and (seen.step_seconds or seen.obstacle):
         backend, reason = vectorization(config, seen, here.cores)
@@ -123,7 +123,9 @@ def device(asked: str, cuda: bool) -> str:
     return asked if asked != "auto" else "cuda" if cuda else "cpu"
 
 
-def compile_mode(config: RunConfig, spec: EnvSpec | None, compiler: bool, tell: Tell) -> str:
+def compile_mode(
+    config: RunConfig, spec: EnvSpec | None, chosen_device: str, compiler: bool, tell: Tell
+) -> str:
     """On if the planned gradient steps repay a first compilation, and it can be done.
 
     Whether it was done before does not count: a command means the same run today and tomorrow.
@@ -133,10 +135,10 @@ def compile_mode(config: RunConfig, spec: EnvSpec | None, compiler: bool, tell: 
         raise UserError("compute.compile is on, but no C++ compiler (g++) was found")
     if asked != "auto":
         return asked
-    plan = getattr(config.algorithm, "gradient_steps", None)  # algorithms that can tell
-    # A memory is unrolled, which takes minutes to compile; convolutions gain nothing.
+    # A memory is unrolled, which takes minutes to compile; convolutions gain nothing; for a GPU the
+    # toolkit with its headers would be needed, which few have.
     hopeless = config.network.memory.type != "none" or sees_images(config, spec)
-    if plan is None or hopeless or plan(config) * SAVED_SECONDS <= _compile_seconds(config):
+    if hopeless or chosen_device != "cpu" or not _repays(config):
         return "off"
     if not compiler:
         tell(
@@ -146,10 +148,12 @@ def compile_mode(config: RunConfig, spec: EnvSpec | None, compiler: bool, tell: 
     return "on" if compiler else "off"
 
 
-def _compile_seconds(config: RunConfig) -> float:
-    """The update, and where the simulator can be compiled, rollouts."""
+def _repays(config: RunConfig) -> bool:
+    """Whether the planned gradient steps take longer than compiling what they need."""
+    plan = getattr(config.algorithm, "gradient_steps", None)  # algorithms that can tell
+    # The update, and where the simulator can be compiled, rollouts.
     functions = 2 if resolve_vectorization(config.environment) == "torch" else 1
-    return functions * COMPILE_SECONDS
+    return plan is not None and plan(config) * SAVED_SECONDS > functions * COMPILE_SECONDS
 
 
 def vectorization(config: RunConfig, seen: probe.Probe, cores: int) -> Choice:
@@ -233,14 +237,14 @@ def sees_images(config: RunConfig, spec: EnvSpec | None) -> bool:
 
 def _tried(config: RunConfig, here: Machine) -> probe.Probe | None:
     """One environment, made only if something depends on it, and stepped only if its cost does."""
-    if here.cores == 1:
-        return None
-    environment = config.environment
+    environment, several = config.environment, here.cores > 1
     open_choice = environment.vectorization == "auto" and environment.num_envs > 1
-    if open_choice and resolve_vectorization(environment) == "sync":
+    if several and open_choice and resolve_vectorization(environment) == "sync":
         return probe.measure(environment)
-    more_threads = config.compute.threads == "auto" and here.thread_limit != 1
-    if more_threads and config.network.encoder.type == "auto":
+    # Images decide about threads and compiling; only the environment knows whether there are any.
+    more_threads = several and config.compute.threads == "auto" and here.thread_limit != 1
+    compiling = config.compute.compile == "auto" and _repays(config)
+    if (more_threads or compiling) and config.network.encoder.type == "auto":
         return probe.look(environment)
     return None
 

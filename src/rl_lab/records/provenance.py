@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_lab.core.compiled import compiler_version, cpu_model
 from rl_lab.records.redaction import redact, redact_arguments, redact_variables
 
 PACKAGES = ("rl-lab", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "safetensors")
 # Variables that change results or speed.
 PREFIXES = ("RL_LAB_", "OMP_", "MKL_", "OPENBLAS_", "TORCH_", "CUDA_", "CUBLAS_", "ATEN_")
 DIFF_LIMIT = 1_000_000  # characters
+ARITHMETIC = 2  # raised whenever our own code computes the same thing in another order
 
 
 def provenance(command: list[str]) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def provenance(command: list[str]) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "gpus": _gpus(),
@@ -36,13 +38,15 @@ def provenance(command: list[str]) -> dict[str, Any]:
     }
 
 
-def numerics_fingerprint() -> dict[str, Any]:
+def numerics_fingerprint(*, compiled: bool = False) -> dict[str, Any]:
     """What decides the last bit of a float; while it is equal, resume is bit-exact."""
     return {
+        "arithmetic": ARITHMETIC,
+        "compiler": compiler_version() if compiled else None,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "machine": platform.machine(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": torch.get_num_threads(),
         "mkl": torch.backends.mkl.is_available(),
@@ -89,15 +93,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.processor()
 
 
 def _gpus() -> list[str]:

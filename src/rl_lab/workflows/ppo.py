@@ -6,6 +6,7 @@ one pass over the rollout, so the first ratio is 1 whatever forward collected th
 memory, minibatches are sequences that start from the state which that pass had there.
 """
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -185,7 +186,7 @@ def ppo_loss(
     critic_loss = value_loss(value, rows.get(OLD_VALUE), rows[RETURN], hyper.get("value_clip"))
     loss = policy_loss + hyper["value_coefficient"] * critic_loss
     bonus = hyper.get("entropy_coefficient")
-    with torch.set_grad_enabled(bonus is not None):
+    with torch.no_grad() if bonus is None else nullcontext():
         entropy = policy.entropy().mean()
     if bonus is not None:
         loss = loss - bonus * entropy
@@ -239,7 +240,9 @@ class PPO(Workflow):
             return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
 
     def pure_policy(self) -> Policy | None:
-        """What `act` does, for rollouts that are compiled whole."""
+        """What `act` does, for rollouts that are compiled whole; unless a subclass does another."""
+        if type(self).act is not PPO.act:
+            return None
         return self.model.pure_policy(self.context.train_environment.num_envs, self.action_rng)
 
     def initial_state(self, batch: int) -> Any:
