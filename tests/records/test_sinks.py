@@ -6,6 +6,7 @@ import sys
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rl_lab.records import sinks as sinks_module
 from rl_lab.records.sinks import Sink, Sinks, TensorBoardSink
 
 
@@ -137,7 +138,9 @@ def test_a_sink_that_cannot_be_made_is_a_warning():
     assert len(sinks.sinks) == 2
 
 
-def test_tensorboard_reads_back_what_was_written(tmp_path):
+def test_tensorboard_reads_back_what_was_written(tmp_path, monkeypatch):
+    clock = iter(range(100))
+    monkeypatch.setattr(sinks_module.time, "monotonic", lambda: next(clock))  # a second a look
     sink = TensorBoardSink(tmp_path)
     sink.write(10, {"collect/return_mean": 1.5, "updates": 3})
     sink.write(20, {"collect/return_mean": math.inf})

@@ -1,5 +1,7 @@
 """Where metrics and messages are shown. A sink may fail or be absent: training goes on."""
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -10,6 +12,9 @@ from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import FileWriter
+
+
+FLUSH_SECONDS = 1.0  # between two moments at which TensorBoard's file is brought up to date
 
 
 class Sink:
@@ -91,12 +96,12 @@ class Sinks:
     def _log(self, message: str) -> None:
         if self.log_file is None:
             return
-        time = datetime.now().astimezone().isoformat(timespec="seconds")
+        moment = datetime.now().astimezone().isoformat(timespec="seconds")
         text = message.replace("\n", "\n  ")
         try:
             self.log_file.parent.mkdir(parents=True, exist_ok=True)
             with self.log_file.open("a", encoding="utf-8") as file:
-                file.write(f"{time} {text}\n")
+                file.write(f"{moment} {text}\n")
         except OSError as error:
             self.log_file = None
             self.say(f"WARNING: the log file is off from here: {_reason(error)}")
@@ -110,9 +115,10 @@ class TensorBoardSink(Sink):
         self.folder = folder
         self.purge_step = purge_step
         self._writer: FileWriter | None = None
+        self._flushed = -math.inf
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """One scalar per metric, on disk when this returns: a killed run loses no row."""
+        """One scalar per metric; a killed run loses the rows of its last second."""
         if self._writer is None:
             self._writer = self._open()
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -120,7 +126,9 @@ class TensorBoardSink(Sink):
         # One event for the whole row: a quarter of the time that `add_scalar` for each would take.
         values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
         self._writer.add_summary(Summary(value=values), step)
-        self._writer.flush()
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:  # it waits for another thread
+            self._writer.flush()
+            self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Close the event file."""
