@@ -1,13 +1,13 @@
 """`rl-lab show`: one run at a glance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rl_lab.cli.list_runs import true_status
 from rl_lab.cli.printing import pairs, say, say_json, spread, table
 from rl_lab.records.display import Display, load_display
-from rl_lab.records.metrics import STEP, read_metrics
+from rl_lab.records.metrics import STEP, iterate_metrics
 
 FROM_SUMMARY = (
     *("env_steps", "total_timesteps", "updates", "episodes", "best", "best_step", "last_return"),
@@ -69,7 +69,7 @@ def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
     row, summary = row_of(directory, runs_dir), directory.read_summary()
     # As data: looking at a run must not import its plug-ins.
     config = yaml.safe_load(directory.config_file.read_text(encoding="utf-8"))
-    rows = read_metrics(directory.metrics_file)
+    last, best = last_and_best(iterate_metrics(directory.metrics_file), display)
     return {
         "id": directory.id,
         "path": str(directory.path),
@@ -78,8 +78,8 @@ def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
         "device": config.get("experiment", {}).get("device"),
         **{name: summary.get(name) for name in FROM_SUMMARY},
         "checkpoints": _checkpoints(directory.checkpoints),
-        "metrics": rows[-1] if rows else {},
-        "best_metrics": best_of(rows, display),
+        "metrics": last,
+        "best_metrics": best,
         "config": config,
     }
 
@@ -92,14 +92,21 @@ def counted(parameters: Mapping[str, int] | None) -> str | None:
     return f"{total:,}" if total == trainable else f"{total:,}, {trainable:,} of them trainable"
 
 
-def best_of(rows: Sequence[Mapping[str, Any]], display: Display) -> dict[str, float]:
-    """The best value that each metric has had, where one direction is good."""
-    values: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            values.setdefault(name, []).append(value)
-    found = {name: display[name].best(each) for name, each in values.items()}
-    return {name: best for name, best in found.items() if best is not None}
+def last_and_best(
+    rows: Iterable[Mapping[str, Any]], display: Display
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The last row, and the best value of each metric where one direction is good."""
+    last: Mapping[str, Any] = {}
+    best: dict[str, float] = {}
+    directed: dict[str, bool] = {}
+    for last in rows:
+        for name, value in last.items():
+            if name not in directed:
+                directed[name] = display[name].better is not None
+            if directed[name]:
+                found = display[name].best([best.get(name, value), value])
+                best |= {} if found is None else {name: found}
+    return dict(last), best
 
 
 def metric_rows(

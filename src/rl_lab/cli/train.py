@@ -238,7 +238,7 @@ def _key(word: str) -> str:
 
 def _terminal_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
     """Progress for a human; a resumed run shows the history it already has."""
-    from rl_lab.records.metrics import STEP, read_metrics
+    from rl_lab.records.metrics import STEP, iterate_metrics
     from rl_lab.records.terminal import TerminalView
 
     if not config.logging.terminal:
@@ -246,7 +246,7 @@ def _terminal_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
     name = config.experiment.name or f"{config.environment.id} {config.algorithm.name}"
     title = f"{name} · seed {config.experiment.seed} · run {directory.id}"
     view = TerminalView(config.training.total_timesteps, title=title, start_step=start)
-    for row in read_metrics(directory.metrics_file) if start else []:
+    for row in iterate_metrics(directory.metrics_file) if start else ():
         view.remember(row.pop(STEP), row)
     view.show()
     return [view]

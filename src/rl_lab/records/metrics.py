@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -107,16 +107,23 @@ class MetricLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete rows; a torn last line, as a live or killed writer leaves it, is not a row."""
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}:{number} is not a row of metrics: {error}") from error
-        rows.append({name: _number(value) for name, value in row.items()})
-    return rows
+    """All complete rows."""
+    return list(iterate_metrics(path))
+
+
+def iterate_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """One complete row after the other; a torn last line of a live or killed writer is none."""
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}:{number} is not a row of metrics: {error}") from error
+            yield {name: _number(value) for name, value in row.items()}
 
 
 def plain(value: Any) -> Any:
