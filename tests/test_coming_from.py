@@ -84,7 +84,8 @@ def tiny(verb, words):
     resumed = any("--resume" in word or "resume_path" in word for word in words)
     if verb != "train" or resumed or "--list-envs" in words:
         return []
-    return [*TINY, *(FEW if "CartPole-v1:ppo_lstm" in words else [])]
+    slow = any(word.startswith(("CartPole-v1:ppo_lstm", "ALE/")) for word in words)
+    return [*TINY, *(FEW if slow else [])]
 
 
 @cache

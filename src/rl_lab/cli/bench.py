@@ -134,8 +134,9 @@ def peers(
     settings: Annotated[
         str | None,
         typer.Option(
-            metavar="matched|zoo|halfcheetah",
+            metavar="matched|zoo|quick|halfcheetah",
             help="matched: 8 x 128, 4 epochs of 4 minibatches; zoo: 8 x 32, 20 epochs, decaying; "
+            "quick: 128 x 32, 6 epochs of 4; "
             "halfcheetah: 8 x 256, 10 epochs of 32; default: matched, with --until zoo",
         ),
     ] = None,
@@ -201,7 +202,7 @@ def peers(
     if every is not None:
         raise UserError("--every is for --until: say which return is to be reached")
     return _run(
-        f"peers-{asked['settings']}",
+        f"peers-{asked['settings']}{'-compiled' * SWITCHES[compile]}",
         lambda tell: bench_peers(tell=tell, **asked),
         output,
         as_json,

@@ -10,6 +10,8 @@ from rl_lab.cli.train import Request
 WIDEST = 60  # an origin stands in this column at the latest
 DEFAULT = "default"
 
+MEASURED = {"environment.vectorization", "compute.threads"}  # `auto` may try the environment
+
 
 def run(
     request: Request, *, diff_with: str | None = None, options: bool = False, as_json: bool = False
@@ -86,13 +88,17 @@ def _at(tree: Any, keys: list[str]) -> Any:
 
 def _print_differences(config: Any, reference: str, request: Request, as_json: bool) -> int:
     from rl_lab.orchestration.config import diff, to_tree
+    from rl_lab.orchestration.resolve import resolve
     from rl_lab.orchestration.session import load_config
     from rl_lab.records.run_directory import find_run
 
     directory, _ = find_run(reference, request.runs_dir)
-    found = diff(to_tree(load_config(directory)), to_tree(config))
-    # What a run chose for `auto` is in its config; asking for `auto` is no difference to it.
-    found = [each for each in found if each[2] != "auto"]
+    # What a run chose for `auto` is in its config, so it must be chosen here too; what only a
+    # measurement could choose is no difference.
+    here = resolve(config)
+    measured = {path for path, *_ in diff(to_tree(here), to_tree(config))} & MEASURED
+    found = diff(to_tree(load_config(directory)), to_tree(here))
+    found = [each for each in found if each[0] not in measured]
     if as_json:
         say_json([{"path": path, "run": run, "here": here} for path, run, here in found])
         return 0

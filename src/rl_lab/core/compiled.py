@@ -53,7 +53,7 @@ def cache_folder() -> Path:
         return Path(own).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     if home.startswith("~") or not os.access(_existing(Path(home)), os.W_OK):  # nobody's home
-        home = tempfile.gettempdir()
+        return Path(tempfile.gettempdir()) / f"rl-lab-{os.getuid()}"
     return Path(home) / "rl-lab"
 
 
@@ -224,8 +224,7 @@ def _key(graph: torch.fx.GraphModule, leaves: Sequence[Tensor]) -> str:
         *[torch.cuda.get_device_name(leaf.device) for leaf in leaves[:1] if leaf.is_cuda],
         str(torch.get_num_threads()),
         str(torch.are_deterministic_algorithms_enabled()),
-        compiler_version(),
-    ]
+    ]  # not the compiler: a file that is there goes on to be used when g++ is upgraded or gone
     digest = hashlib.sha256("\0".join(parts).encode())
     for node in graph.graph.find_nodes(op="get_attr"):
         digest.update(getattr(graph, node.target).numpy(force=True).tobytes())
@@ -245,7 +244,9 @@ def _build(graph: torch.fx.GraphModule, leaves: Sequence[Tensor], file: Path) ->
     """Compile into a file of this name; two runs may do so at once."""
     from torch._inductor import aoti_compile_and_package
 
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if file.parent.stat().st_uid != os.getuid():  # machine code of somebody else is not run
+        raise PermissionError(f"{file.parent} belongs to another user")
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as folder:
         made = Path(folder) / file.name
         exported = torch.export.export(graph, tuple(leaves))

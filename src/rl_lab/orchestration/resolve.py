@@ -174,7 +174,7 @@ def vectorization(config: RunConfig, seen: probe.Probe, cores: int) -> Choice:
         f"in {workers} worker{'s' * (workers > 1)} ({together:.2g} cores free)"
     )
     if in_turn < CLEARLY * shared:
-        return "sync", costs
+        return "sync", costs if in_turn <= shared else f"{costs}: not {CLEARLY} times as fast"
     saved = (in_turn - shared) * config.training.total_timesteps / count
     if saved < FIRST_START_SECONDS + _evaluations(config) * START_SECONDS:
         return "sync", f"{costs}: too little in so short a run"
