@@ -109,11 +109,11 @@ def test_rows_are_written_shown_and_indexed(growth, monkeypatch):
     read = []
 
     def watched(path):
-        read.append(real(path))
-        return read[-1]
+        read.append(list(real(path)))
+        return iter(read[-1])
 
-    real = show.read_metrics
-    monkeypatch.setattr(show, "read_metrics", watched)
+    real = show.iterate_metrics
+    monkeypatch.setattr(show, "iterate_metrics", watched)
     found = growth.rows(30, 0.0)
     assert set(found["costs"]) == {"append", "show", "index"}
     assert sum("train/metric_0" in row for row in read[0]) == 30
