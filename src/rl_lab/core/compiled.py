@@ -2,9 +2,9 @@
 
 The first call traces the function into a graph and looks for it in the cache. If it is new, the
 graph becomes C++ (torch's AOTInductor), which takes half a minute once; afterwards a process needs
-a fraction of a second, and a call costs no guards and no Python. Shapes are fixed: another shape is
-another file. The key is the graph itself with everything that decides its numbers, so an old file
-never answers for new code, and a resumed run executes the very same machine code.
+a second or two to trace and load, and a call costs no guards and no Python. Shapes are fixed:
+another shape is another file. The key is the graph itself with what decides its numbers, so an old
+file never answers for new code, and a resumed run executes the very same machine code.
 """
 
 import hashlib
@@ -53,7 +53,10 @@ def cache_folder() -> Path:
         return Path(own).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
     if home.startswith("~") or not os.access(_existing(Path(home)), os.W_OK):  # nobody's home
-        return Path(tempfile.gettempdir()) / f"rl-lab-{os.getuid()}"
+        shared = Path(tempfile.gettempdir()) / f"rl-lab-{os.getuid()}"
+        if shared.exists() and shared.stat().st_uid != os.getuid():  # its machine code is not run
+            raise UserError(f"{shared} belongs to another user: set {CACHE_VARIABLE} to a folder")
+        return shared
     return Path(home) / "rl-lab"
 
 
@@ -244,9 +247,7 @@ def _build(graph: torch.fx.GraphModule, leaves: Sequence[Tensor], file: Path) ->
     """Compile into a file of this name; two runs may do so at once."""
     from torch._inductor import aoti_compile_and_package
 
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if file.parent.stat().st_uid != os.getuid():  # machine code of somebody else is not run
-        raise PermissionError(f"{file.parent} belongs to another user")
+    file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="building-") as folder:
         made = Path(folder) / file.name
         exported = torch.export.export(graph, tuple(leaves))
