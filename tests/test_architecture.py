@@ -29,7 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "core": {"core"},
     **{name: {"core", name} for name in L1},
     "collect": {"core", "collect"},
-    "workflows": {"core", "networks", "planning", "workflows.base"},
+    "workflows": {"core", "networks", "planning", "workflows.base", "workflows.replay"},
     "orchestration": L3,
     **{name: L3 | {name} for name in ("monitoring", "tuning", "analysis")},
     "api": L3,
@@ -47,6 +47,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard", "wandb"},
     "orchestration": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "cli": {"typer", "yaml", "torch"},
+    "monitoring": NUMBERS | {"matplotlib"},
     # other libraries, to be compared with: each is optional and imported where it is used
     "benchmarking": NUMBERS
     | {"gymnasium", "stable_baselines3", "sbx", "flax", "jax", "matplotlib"},

@@ -158,7 +158,10 @@ class Policy:
     def of(cls, loaded: policy.LoadedPolicy) -> "Policy":
         """A policy that speaks the spaces of its environment, inside the configured wrappers."""
         observation, action = single_spaces(loaded.config.environment)
-        return cls(loaded, to_action=action_converter(action), frames=Frames(observation))
+        convert = action_converter(action)
+        stretch = getattr(loaded.context.train_environment, "stretch", None)
+        own_units = convert if stretch is None else lambda unit: convert(stretch(unit))
+        return cls(loaded, to_action=own_units, frames=Frames(observation))
 
     def act(self, obs: Any, *, deterministic: bool = True) -> Any:
         """The action for one observation, or for a batch of them, as the environment takes it.

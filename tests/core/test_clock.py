@@ -1,4 +1,6 @@
-from rl_lab.core.clock import Counters, Every
+import pytest
+
+from rl_lab.core.clock import Counters, Earned, Every
 
 
 def fired(clock: Every, stride: int, until: int) -> list[int]:
@@ -31,3 +33,24 @@ def test_counters_round_trip():
     other = Counters()
     other.load_state_dict(counters.state_dict())
     assert other == counters
+
+
+@pytest.mark.parametrize("num_envs", [1, 4, 7])
+def test_gradient_steps_are_earned_exactly_at_every_point(num_envs):
+    account, taken = Earned(seen=20), 0
+    for step in range(num_envs, 20 + 1000, num_envs):
+        if step % 3 == 0:  # a restart here and there changes nothing
+            state, account = account.state_dict(), Earned()
+            account.load_state_dict(state)
+        due = account.count(step, 0.3)
+        account.spend(due)
+        taken += due
+        assert taken == 3 * max(step - 20, 0) // 10
+
+
+def test_what_was_not_taken_stays_due_and_a_ratio_may_change():
+    account = Earned()
+    assert account.count(10, 0.25) == 2
+    assert account.count(10, 0.25) == 2  # the same steps count once
+    account.spend(1)
+    assert account.count(12, 1.0) == 3  # 1.5 left, and two more

@@ -23,7 +23,7 @@ class Keeper:
     """Keeps the newest rows for any number of updates, as a replay buffer does."""
     Config = KeeperConfig
 
-    def __init__(self, config):
+    def __init__(self, config, setup):
         self.rows = None
 
     def add(self, trajectory):

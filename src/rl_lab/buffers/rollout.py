@@ -5,6 +5,7 @@ from typing import Any
 
 from rl_lab.core.batch import Batch
 from rl_lab.core.options import option
+from rl_lab.core.protocols import BufferSetup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class RolloutBuffer:
 
     Config = RolloutConfig
 
-    def __init__(self, config: RolloutConfig | None = None) -> None:
+    def __init__(self, config: RolloutConfig, setup: BufferSetup) -> None:
         self._rows: Batch | None = None
 
     def add(self, trajectory: Batch) -> None:

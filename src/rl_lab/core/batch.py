@@ -23,6 +23,9 @@ NEXT_OBS = "next_obs"  # where the step really ended, never a reset frame
 LOG_PROB = "log_prob"  # of ACTION under the policy that acted
 STATE = "state"  # memory state before the first row, [N, ...] leaves
 RESET = "reset"  # True where OBS is the first frame of an episode
+STEPS = "steps"  # n-step replay: how many rewards are in the window [..., n] of REWARD
+INDEX = "index"  # prioritized replay: where a row lies in its buffer
+WEIGHT = "weight"  # prioritized replay: how much a row's loss counts
 
 
 @dataclass(slots=True)
@@ -31,7 +34,8 @@ class Step:
 
     `obs` is what to act on next (a reset frame where an episode ended), `next_obs` is where the
     step really ended. `valid` is False for rows in which a NEXT_STEP environment only reset
-    itself; None means that all rows are valid.
+    itself; None means that all rows are valid. `measures` are numbers [N] about the step that are
+    logged by name and that no agent sees.
     """
 
     obs: Obs
@@ -40,6 +44,7 @@ class Step:
     truncated: NDArray[np.bool_]
     next_obs: Obs
     valid: NDArray[np.bool_] | None = None
+    measures: dict[str, Array] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

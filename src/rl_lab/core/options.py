@@ -25,3 +25,9 @@ def variant(kind: str, default: Mapping[str, Any], help: str, *, key: str = "typ
     """
     metadata = {"help": help, "variant": kind, "key": key, "default": dict(default)}
     return field(default=None, metadata=metadata)
+
+
+def variants(kind: str, help: str, *, key: str = "type") -> Any:
+    """Any number of named blocks, each of which chooses its own dataclass like a `variant`."""
+    metadata = {"help": help, "variants": kind, "key": key}
+    return field(default_factory=dict, metadata=metadata)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from rl_lab.core.batch import Action, Array, Batch, CollectResult, Obs, Step
@@ -49,6 +50,40 @@ class Buffer(Stateful, Protocol):
 
     def done(self) -> None:
         """The cycle's updates are over: a rollout forgets its rows, a replay keeps them."""
+
+
+@runtime_checkable
+class Replay(Stateful, Protocol):
+    """A buffer that remembers transitions and gives random ones."""
+
+    def __len__(self) -> int:
+        """Transitions that it holds."""
+
+    def sample(
+        self, batch_size: int, count: int = 1, *, n_step: int = 1, beta: float = 1.0
+    ) -> Batch:
+        """`count` minibatches at once, [count, batch_size, …].
+
+        With n_step > 1, REWARD is a window [count, batch_size, n_step] (zeros after its end), STEPS
+        its real length, and NEXT_OBS, TERMINATED, TRUNCATED are those of the window's last row.
+        Prioritized buffers add INDEX and WEIGHT, which `beta` shapes.
+        """
+
+    def reprioritize(self, index: Tensor, error: Tensor) -> None:
+        """How surprising rows turned out to be (|TD error|); nothing where all rows are equal."""
+
+
+@dataclass(frozen=True)
+class BufferSetup:
+    """What a buffer is made for, beside its own configuration."""
+
+    spec: EnvSpec
+    num_envs: int
+    rng: np.random.Generator  # saved with the run's streams
+    device: str = "cpu"
+    others: Mapping[str, Any] = field(default_factory=dict)  # the buffers made before it, by name
+    # goal-conditioned environments: (achieved [B, …], desired [B, …]) -> reward [B]
+    goal_reward: Callable[[Array, Array], Array] | None = None
 
 
 class Act(Protocol):

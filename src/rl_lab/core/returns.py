@@ -32,6 +32,20 @@ def gae(
     return torch.from_numpy(advantage).to(reward.device)
 
 
+def n_step_return(
+    reward: Tensor, steps: Tensor | None, gamma: float | Tensor
+) -> tuple[Tensor, Tensor | float]:
+    """Discounted sum of a window of rewards, and the discount of what comes after it.
+
+    `reward` [..., n] is zero after the window's real length `steps` [...]; without `steps` it is
+    one reward [...].
+    """
+    if steps is None:
+        return reward, gamma
+    powers = gamma ** torch.arange(reward.shape[-1], device=reward.device, dtype=reward.dtype)
+    return (reward * powers).sum(-1), gamma**steps
+
+
 def explained_variance(prediction: Tensor, target: Tensor) -> Tensor:
     """1 − Var(target − prediction) / Var(target): 1 is perfect, 0 is as good as a constant."""
     variance = target.var(correction=0)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.collect.evaluate import Evaluation, evaluate
 from rl_lab.collect.simulate import Simulation
@@ -16,9 +17,11 @@ from rl_lab.collect.stopwatch import Stopwatch, TimedCollector
 from rl_lab.core import registry
 from rl_lab.core.compiled import tell_with
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.core.protocols import Buffer, Simulator, WorkflowContext
+from rl_lab.core.protocols import Buffer, BufferSetup, Simulator, VectorEnv, WorkflowContext
 from rl_lab.core.seeding import Streams, integer
+from rl_lab.core.spec import Box
 from rl_lab.envs.make import make_vector
+from rl_lab.envs.unit_actions import UnitActions
 from rl_lab.orchestration import catalog
 from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.efficiency import Efficiency
@@ -106,7 +109,7 @@ def make_context(config: RunConfig) -> WorkflowContext:
     fix_numerics(config)
     seed = config.experiment.seed
     streams = Streams(seed)
-    environment = make_vector(config.environment, seeds(seed, "train", config.environment.num_envs))
+    environment = make_environment(config, "train", config.environment.num_envs)
     device = config.experiment.device
     simulation = None
     if config.compute.compile == "on" and device == "cpu" and isinstance(environment, Simulator):
@@ -120,11 +123,23 @@ def make_context(config: RunConfig) -> WorkflowContext:
         eval_environment=None,
         collector=collector,
         components=make_components(config.components),
-        buffers=make_buffers(config.buffers),
+        buffers=make_buffers(config.buffers, environment, streams, device),
         optimizers={},
         rng=streams,
         initial_observation=collector.obs,
     )
+
+
+def make_environment(config: RunConfig, purpose: str, count: int) -> VectorEnv:
+    """The environments of a purpose, in the units that the algorithm acts in."""
+    own = seeds(config.experiment.seed, purpose, count)
+    environment = make_vector(config.environment, own, training=purpose == "train")
+    unit = catalog.workflow_class(config.algorithm).unit_actions
+    return UnitActions(environment) if unit and _is_box(environment) else environment
+
+
+def _is_box(environment: VectorEnv) -> bool:
+    return isinstance(environment.spec.action, Box)
 
 
 def seeds(seed: int, purpose: str, count: int) -> list[int]:
@@ -206,12 +221,21 @@ def make_phases(
     return phases
 
 
-def make_buffers(blocks: Mapping[str, Any]) -> dict[str, Buffer]:
-    """Named buffers; a rollout buffer when none is configured."""
+def make_buffers(
+    blocks: Mapping[str, Any], environment: VectorEnv, streams: Streams, device: str
+) -> dict[str, Buffer]:
+    """Named buffers, in their order; a rollout buffer when none is configured."""
     made: dict[str, Buffer] = {}
-    for name, block in (blocks or {"rollout": {"type": "rollout"}}).items():
-        found = registry.get("buffer", block["type"])
-        made[name] = found(found.Config(**block))
+    for name, block in (blocks or {"rollout": RolloutBuffer.Config()}).items():
+        setup = BufferSetup(
+            spec=environment.spec,
+            num_envs=environment.num_envs,
+            rng=streams.numpy(f"buffer/{name}"),
+            device=device,
+            others=dict(made),
+            goal_reward=getattr(environment, "goal_reward", None),
+        )
+        made[name] = registry.of("buffer", block)(block, setup)
     return made
 
 
@@ -243,7 +267,7 @@ def make_evaluator(
         own_seeds = seeds(config.experiment.seed, purpose, count)
         with (
             streams.borrowed(f"{purpose}/"),
-            closing(make_vector(config.environment, own_seeds, training=False)) as environment,
+            closing(make_environment(config, purpose, count)) as environment,
         ):
             return evaluate(
                 workflow.act,
@@ -254,6 +278,7 @@ def make_evaluator(
                 initial_state=workflow.initial_state(count),
                 device=config.experiment.device,
                 interrupted=lambda: stop is not None and stop.count > (purpose != "test"),
+                record=purpose == "eval" and config.logging.pictures and workflow.draws,
             )
 
     return run

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import yaml
 
-from rl_lab.core.options import option, section, variant
+from rl_lab.core.options import option, section, variant, variants
 from rl_lab.core.schedule import Schedule
 from rl_lab.envs.make import EnvironmentConfig
 from rl_lab.networks.model import NetworkConfig
@@ -118,6 +118,7 @@ class LoggingConfig:
     every_steps: int = option(0, "environment steps between rows; 0: 500 rows per run")
     terminal: bool = option(True, "show progress in the terminal")
     tensorboard: bool = option(True, "write TensorBoard events")
+    pictures: bool = option(True, "after evaluations, draw what the algorithm has to show, if any")
     wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
 
 
@@ -132,7 +133,7 @@ class RunConfig:
     algorithm: Any = variant("workflow", {"name": "ppo"}, "what learns, and how", key="name")
     network: NetworkConfig = section(NetworkConfig, "encoder, memory and heads")
     components: dict[str, Any] = option({}, "parts of a world model, by role")
-    buffers: dict[str, Any] = option({}, "where data waits, by name")
+    buffers: dict[str, Any] = variants("buffer", "where data waits, by name")
     training: TrainingConfig = section(TrainingConfig, "how long, and in which phases")
     evaluation: EvaluationConfig = section(EvaluationConfig, "when the policy is measured")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "when state is saved, what is kept")

@@ -54,6 +54,7 @@ class Orchestrator:
     efficiency: Efficiency
     sinks: Sinks
     stop: StopRequest = field(default_factory=StopRequest)
+    on_measure: Callable[[Evaluation], object] = lambda evaluation: None  # told what was measured
     on_save: Callable[[], object] = lambda: None  # told after every checkpoint
     on_rollback: Callable[[int], object] = lambda step: None  # told where the run went back to
 
@@ -124,9 +125,9 @@ class Orchestrator:
                 self.note(numbers_of(result.metrics, "collect"))
             elif action == "evaluate":
                 self.measure()
-            elif buffer.ready():
-                evidence.batch = buffer.sample()
-                numbers = numbers_of(self.hooks[action](evidence.batch, phase=phase), action)
+            elif (batch := self.workflow.sample(buffer, hook=action, phase=phase)) is not None:
+                evidence.batch = batch
+                numbers = numbers_of(self.hooks[action](batch, phase=phase), action)
                 guard.check_update(action, numbers)
                 self.note(numbers, mean=True)
                 updates = 1
@@ -158,8 +159,9 @@ class Orchestrator:
 
     def measure(self) -> None:
         """One evaluation. Training state and random streams are left bit for bit."""
-        summary = self.evaluate("eval", self.config.evaluation.episodes).summary()
+        summary = (seen := self.evaluate("eval", self.config.evaluation.episodes)).summary()
         guard.check_score(summary["return_mean"])
+        self.on_measure(seen)
         self.note({f"eval/{key}": value for key, value in summary.items()})
         goal = self.config.evaluation.stop_at
         self.progress.judge(summary["return_mean"], self.counters.env_steps, goal)

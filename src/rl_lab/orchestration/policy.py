@@ -55,12 +55,13 @@ def load(
             experiment=experiment,
             evaluation=replace(config.evaluation, deterministic=deterministic),
             compute=replace(config.compute, compile="off"),  # nothing will be learnt
+            buffers={},  # nor remembered
         )
     )
     store = CheckpointStore(directory.checkpoints, on_skip=tell)
     if not store.steps():
         raise UserError(f"run {directory.id} has no checkpoint yet")
-    state, manifest, _ = store.load(store.preferred() if which is None else which)
+    state, manifest, _ = store.load(store.preferred() if which is None else which, rows=False)
     context = make_context(config)
     workflow = make_workflow(config, context)
     workflow.set_state(state["workflow"])

@@ -30,7 +30,7 @@ from rl_lab.orchestration.values import (
 
 T = TypeVar("T")
 TARGET = "_target_"
-TARGETED = ("components", "buffers")  # blocks that may name classes at any depth
+TARGETED = ("components",)  # blocks that may name classes at any depth
 
 
 def validate(
@@ -42,6 +42,7 @@ def validate(
     """
     checker = Checker(origins, trusted=trusted)
     parts = {"plugins": checker.plugins(tree.get("plugins"))}  # before any name is looked up
+    tree = with_defaults(tree)
     parts |= {key: checker.targets(tree[key], key) for key in TARGETED if key in tree}
     config = checker.block(RunConfig, {**tree, **parts}, "")
     checker.cross_checks(tree, config)
@@ -50,6 +51,42 @@ def validate(
         return bind(config, config.training.total_timesteps)
     except ValueError as error:  # a schedule that only makes no sense for a run of this length
         raise ConfigError([f"algorithm: a schedule {error}"]) from error
+
+
+def with_defaults(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tree with what its algorithm wants of other blocks, where the user says nothing.
+
+    Buffers are taken whole: somebody who names buffers of his own gets those only.
+    """
+    algorithm = tree.get("algorithm")
+    name = algorithm if isinstance(algorithm, str) else mapping(algorithm).get("name", "ppo")
+    try:
+        if TARGET in mapping(algorithm):
+            wanted = catalog.find_target(str(mapping(algorithm)[TARGET]))[0].defaults
+        else:
+            wanted = registry.get("workflow", str(name)).defaults
+    except (UserError, AttributeError):  # an unknown algorithm is reported where it is written
+        return tree
+    own_buffers = mapping(tree.get("buffers"))
+    if own_buffers and not set(own_buffers) & set(wanted.get("buffers", {})):
+        wanted = {key: each for key, each in wanted.items() if key != "buffers"}
+    return merged(wanted, tree)
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees in one; where both have a value, the one above counts.
+
+    Blocks of different `type` have different keys: then the one above stands alone.
+    """
+    found = dict(below)
+    for key, value in above.items():
+        lower = below.get(key)
+        other = isinstance(value, Mapping) and value.get("type", mapping(lower).get("type"))
+        if isinstance(value, Mapping) and isinstance(lower, Mapping) and other == lower.get("type"):
+            found[key] = merged(lower, value)
+        else:
+            found[key] = value
+    return found
 
 
 def check(schema: type[T], tree: Mapping[str, Any], origins: Mapping[str, Origin]) -> T:
@@ -99,6 +136,8 @@ class Checker:
             schedulable = schedules or each.metadata.get("variant") == "workflow"
             if "variant" in each.metadata:
                 values[name] = self.variant(each.metadata, tree.get(name), where, schedulable)
+            elif "variants" in each.metadata:
+                values[name] = self.variants(each.metadata, tree.get(name) or {}, where)
             elif is_dataclass(hints[name]):
                 inner = {} if tree.get(name) is None else tree[name]
                 # What is inside is read once, when it is built: it cannot follow a schedule.
@@ -177,6 +216,17 @@ class Checker:
             return self.free(block, labels, path, schedules)
         schema = named_config_class(config, tuple(labels))
         return self.block(schema, {**labels, **block}, path, schedules=schedules)
+
+    def variants(self, marks: Mapping[str, Any], tree: Any, path: str) -> dict[str, Any]:
+        """Named blocks, each of them a variant."""
+        if not isinstance(tree, Mapping):
+            self.report(path, f"must be a block of names, got {said(tree)}")
+            return {}
+        one = {"variant": marks["variants"], "key": marks["key"], "default": {}}
+        return {
+            str(name): self.variant(one, block, join(path, name), False)
+            for name, block in tree.items()
+        }
 
     def chosen(self, kind: str, key: str, block: dict[str, Any], path: str) -> Any:
         """The class that a block names; its labels are made canonical in place."""
@@ -329,8 +379,6 @@ class Checker:
 
     def cross_checks(self, tree: Mapping[str, Any], config: RunConfig) -> None:
         """What no single field can know; the algorithm's own `check` comes last."""
-        for name, block in mapping(tree.get("buffers")).items():
-            self.registered("buffer", mapping(block).get("type"), f"buffers.{name}.type")
         wrappers = mapping(tree.get("environment")).get("wrappers")
         for index, block in enumerate(wrappers if isinstance(wrappers, list) else []):
             self.registered("wrapper", mapping(block).get("id"), f"environment.wrappers.{index}.id")

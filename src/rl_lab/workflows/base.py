@@ -6,7 +6,7 @@ training time, no disk, no logging.
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from types import ModuleType
@@ -17,6 +17,7 @@ import torch
 
 from rl_lab.core.batch import Action, Batch, CollectResult, Metrics
 from rl_lab.core.errors import UserError
+from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.state import Stateful, Tree
 
@@ -29,6 +30,8 @@ class Workflow(ABC):
     Config: ClassVar[type | None] = None  # the dataclass of the `algorithm` block
     phases: ClassVar[list[dict[str, Any]]] = []  # default phases; [] = collect, then every update
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # component role -> methods called
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used where the user says nothing
+    unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
 
     def __init__(self, config: Any) -> None:
@@ -57,6 +60,10 @@ class Workflow(ABC):
         """`act` as a pure function, if rollouts may be compiled whole with it."""
         return None
 
+    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+        """What an update hook is given; None: there is nothing to do, which counts as nothing."""
+        return buffer.sample() if buffer.ready() else None
+
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Learn from a batch (model-free algorithms)."""
         raise UserError(f"{type(self).__name__} has no update hook")
@@ -64,6 +71,15 @@ class Workflow(ABC):
     def imagine(self, *, horizon: int, **options: Any) -> Batch:
         """Latent rollouts (world models)."""
         raise UserError(f"{type(self).__name__} does not imagine")
+
+    def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
+        """What to show after an evaluation; `paths` are its episodes' observations [L, …]."""
+        return {}
+
+    @property
+    def draws(self) -> bool:
+        """True if this class has pictures to show."""
+        return type(self).pictures is not Workflow.pictures
 
     @property
     def hooks(self) -> list[str]:

@@ -75,7 +75,7 @@ class Diary:
 
     Config = DiaryConfig
 
-    def __init__(self, config):
+    def __init__(self, config, setup):
         self.rows, self.count = None, 0
 
     def add(self, trajectory):
