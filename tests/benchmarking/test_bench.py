@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_lab.benchmarking import plain_ppo
+from rl_lab.benchmarking import plain_dqn, plain_ppo
 from rl_lab.benchmarking.contestants import CONTESTANTS, Contestant, our_settings
 from rl_lab.benchmarking.profile import STAGES
 from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
@@ -153,13 +153,43 @@ def test_who_cannot_play_says_so(capsys, monkeypatch):
     assert asked[1][1].env == "Pendulum-v1"
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_our_settings_are_those_of_the_others(settings):
+def configured(job):
     from rl_lab import api
 
-    job = Job(env="CartPole-v1", settings=settings, rollouts=7)
     words = [api.as_override(path, value) for path, value in our_settings(job).items()]
-    config, _ = api.configure(overrides=words)
+    return api.configure(overrides=words)[0]
+
+
+@pytest.mark.parametrize("settings", [key for key in SETTINGS if key.startswith(("dqn", "sac"))])
+def test_our_replay_settings_are_those_of_the_others(settings):
+    values = SETTINGS[settings]
+    job = Job(env=values.env, settings=settings, rollouts=20_000 // values.train_every)
+    config = configured(job)
+    algorithm = config.algorithm
+    names = ("batch_size", "learning_starts", "gamma", "learning_rate", "train_every")
+    for name in (*names, "target_every", "target_rate"):
+        assert getattr(algorithm, name) == getattr(values, name)
+    assert algorithm.replay_ratio * values.train_every == values.gradient_steps
+    assert config.buffers["replay"].capacity == values.capacity
+    if values.algorithm == "dqn":
+        assert algorithm.epsilon(0) == 1.0
+        assert algorithm.epsilon(job.steps) == pytest.approx(values.epsilon)
+        assert algorithm.epsilon.finish == values.explored
+        assert tuple(config.network.encoder.hidden_dims) == values.hidden
+    else:
+        assert tuple(config.network.critic.hidden_dims) == values.hidden
+
+
+def test_the_plain_dqn_learns():
+    timed = plain_dqn.train(Job(env="CartPole-v1", settings="dqn_zoo", rollouts=40))
+    assert timed.steps == 40 * 256
+    assert timed.last_return > 1.5 * timed.first_return
+
+
+@pytest.mark.parametrize("settings", [key for key in SETTINGS if SETTINGS[key].algorithm == "ppo"])
+def test_our_settings_are_those_of_the_others(settings):
+    job = Job(env="CartPole-v1", settings=settings, rollouts=7)
+    config = configured(job)
     values, algorithm = job.values, config.algorithm
     assert config.training.total_timesteps == job.steps == 7 * values.rows
     assert algorithm.minibatch_count(values.rows) * values.batch_size == values.rows

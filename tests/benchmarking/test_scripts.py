@@ -143,3 +143,14 @@ def test_a_point_has_a_process_of_its_own(growth):
     assert found["peak_mb"] > 50 and found["costs"]["run"] > 0
     with pytest.raises(growth.RunError, match="length 0"):
         growth.fresh("length", 0, 0.0)
+
+
+def test_checkpoints_of_a_buffer_write_what_is_new(monkeypatch):
+    buffers = script("buffer_checkpoints")
+    found = buffers.point(4, checkpoints=3, new=1)
+    assert 1 < found["written_to_new"] < 1.1
+    assert 0 < found["seconds"] <= found["slowest"] and found["restore_seconds"] > 0
+    monkeypatch.setattr(buffers, "fresh", lambda size: found | {"seconds": size / 100})
+    report = buffers.bench([100, 400], 2)
+    assert [row["ratio"]["median"] for row in report.rows] == [1.0, 4.0]
+    assert "buffer of 400 MB" in as_text(report, buffers.COLUMNS)

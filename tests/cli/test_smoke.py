@@ -42,10 +42,12 @@ def test_presets_are_trained_and_environments_stepped(folder, capsys):
     found = json.loads(printed.out)
     assert found["ok"] and {(row["what"], row["name"]) for row in found["results"]} == {
         ("train", "FrozenLake-v1:ppo"),
+        ("train", "FrozenLake-v1:q_learning"),
+        ("train", "FrozenLake-v1:sarsa"),
         ("step", "FrozenLake-v1"),
     }
     assert all(row["status"] == "ok" and row["seconds"] > 0 for row in found["results"])
-    assert "[1/2] train FrozenLake-v1:ppo" in printed.err  # progress
+    assert "[1/4] train FrozenLake-v1:ppo" in printed.err  # progress
     assert not (folder / "runs").exists()
 
 

@@ -11,6 +11,8 @@ import torch
 from rl_lab.core import registry
 from rl_lab.core.batch import Action
 from rl_lab.core.errors import ConfigError, UserError
+from rl_lab.core.schedule import extremes
+from rl_lab.core.spec import Discrete
 from rl_lab.core.state import fingerprint, join, split
 from rl_lab.orchestration import catalog
 from rl_lab.orchestration.session import resume
@@ -20,13 +22,42 @@ from tiny_runs import run_hash, tiny_run
 
 WORKFLOWS = registry.names("workflow")
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
+HOMES = {  # where an algorithm is at home, if it is not at CartPole
+    **dict.fromkeys(("q_learning", "sarsa"), "FrozenLake-v1"),
+    **dict.fromkeys(("epsilon_greedy", "ucb", "gradient_bandit", "thompson"), "Bandit-v0"),
+    "sql": "Pendulum-v1",
+}
 # A new algorithm needs an entry only if its defaults do not fit 64 steps of 4 environments.
-VARIANTS = {"ppo": "ppo_none"}  # without a memory: no preset fights the overrides
-SMALL = {"random": ["algorithm.collect_steps=16"]}
+REPLAY = ["learning_starts=32", "batch_size=16", "train_every=16", "replay_ratio=0.1"]
+SMALL = {
+    "random": ["collect_steps=16"],
+    "ppo": ["rollout_steps=16", "epochs=2"],
+    "reinforce": ["rollout_steps=16", "batch_steps=32"],
+    **dict.fromkeys(("dqn", "sac"), REPLAY),
+    "sql": [*REPLAY, "value_particles=4", "kernel_particles=4"],
+    **{name: ["rollout_steps=16"] for name in HOMES if name != "sql"},
+}
+ROOM = {name: ["buffers.replay.capacity=256"] for name in ("dqn", "sac", "sql")}
+
+
+def home(name: str) -> str:
+    return HOMES.get(name, ENVIRONMENTS[0])
+
+
+def places() -> list[tuple[str, str]]:
+    """Every algorithm where it is at home; those that may be at home anywhere in both places."""
+    return [
+        (name, env)
+        for name in WORKFLOWS
+        for env in ((HOMES[name],) if name in HOMES else ENVIRONMENTS)
+    ]
 
 
 def words(name: str, env: str, *overrides: str) -> list[str]:
-    return [f"{env}:{VARIANTS.get(name, name)}", *SMALL.get(name, []), *overrides]
+    # No preset: nothing fights the overrides.
+    spec = [f"{env}:random", f"algorithm.name={name}"] if name != "random" else [f"{env}:random"]
+    own = [f"algorithm.{each}" for each in SMALL.get(name, [])]
+    return [*spec, *own, *ROOM.get(name, []), *overrides]
 
 
 @pytest.fixture
@@ -37,7 +68,7 @@ def built(tiny):
         try:
             return tiny(*words(name, env, *overrides))
         except UserError as declined:
-            if env == ENVIRONMENTS[0]:
+            if env == home(name):
                 raise
             return pytest.skip(f"{name} declines {env}: {declined}")
 
@@ -52,17 +83,19 @@ def play(orchestrator, hooks: int) -> None:
 def decide(orchestrator, *, deterministic: bool) -> tuple:
     """The next decision on fixed frames, from an empty memory."""
     workflow, space = orchestrator.workflow, orchestrator.environment.spec.observation
-    frames = np.random.default_rng(0).normal(size=(64, *space.shape)).astype(space.dtype)
+    drawn = np.random.default_rng(0).normal(size=(64, *space.shape))
+    if isinstance(space, Discrete):
+        drawn = np.random.default_rng(0).integers(space.n, size=64)
+    frames = drawn.astype(space.dtype)
     state = workflow.initial_state(64)
     decision = workflow.act(torch.from_numpy(frames), state, deterministic=deterministic)
     return np.asarray(decision.action).tobytes(), fingerprint(decision.state)
 
 
 every_workflow = pytest.mark.parametrize("name", WORKFLOWS)
-everywhere = pytest.mark.parametrize("env", ENVIRONMENTS)
+everywhere = pytest.mark.parametrize(("name", "env"), places())
 
 
-@every_workflow
 @everywhere
 def test_nothing_is_lost_when_it_is_built_nor_when_it_has_learnt(built, name, env):
     orchestrator = built(name, env)
@@ -71,7 +104,6 @@ def test_nothing_is_lost_when_it_is_built_nor_when_it_has_learnt(built, name, en
     assert orchestrator.workflow.unsaved() == []
 
 
-@every_workflow
 @everywhere
 def test_its_state_makes_another_one_the_same(built, name, env):
     first, second = built(name, env), built(name, env, "experiment.seed=7")
@@ -88,7 +120,6 @@ def test_its_state_makes_another_one_the_same(built, name, env):
         second.workflow.set_state(state)
 
 
-@every_workflow
 @everywhere
 def test_a_deterministic_action_is_a_function_of_what_is_seen(built, name, env):
     orchestrator = built(name, env)
@@ -118,7 +149,7 @@ def hooks_of(name: str) -> list[str]:
 
 def resumed_words(name: str) -> list[str]:
     phases = f"training.phases=[{{name: all, hooks: [{', '.join(hooks_of(name))}]}}]"
-    return words(name, ENVIRONMENTS[0], phases, *RESUMED)
+    return words(name, home(name), phases, *RESUMED)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +186,7 @@ def floats() -> list[tuple[str, str, float]]:
         config = catalog.config_class(catalog.workflow_class(name))
         hints = get_type_hints(config) if config else {}
         found += [
-            (name, each.name, each.default or 0.1)
+            (name, each.name, extremes(each.default)[1] if each.default else 0.1)
             for each in (fields(config) if config else ())
             if hints[each.name] in (float, float | None)
         ]
@@ -167,7 +198,7 @@ def test_every_number_may_follow_a_schedule(tmp_path, name, key, start):
     schedule = f"algorithm.{key}={{start: {start}, end: {start / 2}}}"
     short = ["training.total_timesteps=128", "evaluation.every_steps=0"]
     short += ["evaluation.test_episodes=0", schedule]
-    outcome = tiny_run(tmp_path, *words(name, ENVIRONMENTS[0], *short))
+    outcome = tiny_run(tmp_path, *words(name, home(name), *short))
     assert outcome.summary["status"] == "finished"
     assert outcome.summary["env_steps"] == 128
 
@@ -190,7 +221,7 @@ def test_a_number_that_cannot_follow_a_schedule_says_so_before_the_run(tmp_path,
     schedule = f"algorithm.{key}={{start: 0.5, end: 0.25}}"
     short = ["training.total_timesteps=128", "evaluation.test_episodes=0", schedule]
     try:
-        tiny_run(tmp_path, *words(name, ENVIRONMENTS[0], *short))
+        tiny_run(tmp_path, *words(name, home(name), *short))
     except ConfigError as error:
         assert str(error).startswith(f"algorithm.{key}: must be a number, got")
         assert list(tmp_path.iterdir()) == []

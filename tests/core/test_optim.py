@@ -148,3 +148,102 @@ def test_a_good_state_that_is_loaded_learns_again():
     before = optimizer.state.flat.clone()
     optimizer.step(rows, target, **step)
     assert not torch.equal(optimizer.state.flat, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "options"),
+    [
+        ("sgd", torch.optim.SGD, {"momentum": 0.9}),
+        ("rmsprop", torch.optim.RMSprop, {"alpha": 0.99, "eps": 1e-5}),
+    ],
+)
+def test_the_others_equal_torch_too(name, theirs, options):
+    module, optimizer = make(OptimizerConfig(name=name, weight_decay=0.01, beta2=0.99))
+    torch.manual_seed(0)
+    twin = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    reference = theirs(twin.parameters(), lr=1e-2, weight_decay=0.01, **options)
+    rows, target = data()
+    for _ in range(20):
+        optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+        reference.zero_grad()
+        regression(twin, rows, target)[0].backward()
+        reference.step()
+    for ours, their in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, their, atol=1e-6, rtol=0)
+
+
+# 16 rows: two equal pieces, and 3 of 6, 6 and 4
+@pytest.mark.parametrize("count", [2, 3, 16, 40])
+@pytest.mark.parametrize("functional", [False, True])
+def test_pieces_of_a_batch_make_the_same_step(count, functional):
+    rows, target = data()
+    step = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": torch.tensor(0.5)}
+    whole, split = make()[1], make(OptimizerConfig(accumulate=count))[1]
+    if functional:  # what a compiler is given, run as it is
+        rest = (step["learning_rate"], step["max_grad_norm"], (), {})
+        new, told = split._functional_update(split.state, (rows, target), *rest)
+    else:
+        told = split.step(rows, target, **step)
+        new = split.state
+    expected = whole.step(rows, target, **step)
+    torch.testing.assert_close(new.flat, whole.state.flat, atol=1e-6, rtol=0)
+    torch.testing.assert_close(new.first, whole.state.first, atol=1e-6, rtol=0)
+    for name in ("loss", "error", "grad_norm"):
+        torch.testing.assert_close(told[name], expected[name], atol=1e-6, rtol=0)
+
+
+def test_only_what_has_the_rows_of_the_first_argument_is_cut():
+    seen = []
+
+    def loss(module, batch, weights, factor, last):
+        seen.append((batch["x"].shape[0], weights.shape[0], factor.dim(), last.shape[0]))
+        return (module(batch["x"]).squeeze(-1) * weights).mean() * factor, {}
+
+    module = nn.Linear(3, 1)
+    optimizer = FlatOptimizer(module, loss, OptimizerConfig(accumulate=4))
+    step = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": INF}
+    learn = optimizer.on(torch.ones(16), **step)  # what all minibatches share is not cut
+    learn({"x": data()[0]}, torch.ones(16), torch.tensor(2.0))
+    assert seen == [(4, 4, 0, 16)] * 4
+
+
+def test_a_bad_piece_is_a_bad_batch():
+    optimizer = make(OptimizerConfig(accumulate=4))[1]
+    rows, target = data()
+    target[5] = float("nan")
+    before = optimizer.snapshot()
+    optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+    assert torch.equal(optimizer.state.flat, before.flat)
+    with pytest.raises(NonFiniteError):
+        optimizer.check("test")
+
+
+def test_two_optimisers_may_share_a_module():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    first, last = (
+        FlatOptimizer(module, regression, OptimizerConfig(), only=[pattern])
+        for pattern in ("0.*", "2.*")
+    )
+    assert (first.names, last.names) == (["0.weight", "0.bias"], ["2.weight", "2.bias"])
+    rows, target = data()
+    before = [parameter.clone() for parameter in module.parameters()]
+    first.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+    moved = [not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
+    assert moved == [True, True, False, False]
+
+
+def test_numbers_of_rows_are_put_together_again():
+    model = nn.Linear(1, 1)
+
+    def loss(module, rows):
+        error = module(rows).squeeze(-1)
+        return error.square().mean(), {"error": error, "mean": error.mean()}
+
+    config = OptimizerConfig(accumulate=3)
+    limits = {"learning_rate": torch.tensor(0.0), "max_grad_norm": torch.tensor(1e9)}
+    rows = torch.arange(20.0).unsqueeze(1)
+    found = FlatOptimizer(model, loss, config).step(rows, **limits)
+    expected = model(rows).squeeze(-1).detach()
+    assert torch.allclose(found["error"], expected)
+    assert torch.allclose(found["mean"], expected.mean())

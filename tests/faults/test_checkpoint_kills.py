@@ -17,10 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from growing_rows import Rows
 from rl_lab.core.errors import UserError
 from rl_lab.records import faults
 from rl_lab.records.checkpoint import CheckpointConfig, CheckpointStore
+from rl_lab.records.commit import read_manifest
 
+TESTS = str(Path(__file__).parents[1])
 KILLS = 100
 MEMORY = (
     "/dev/shm" if Path("/dev/shm").is_dir() else None
@@ -30,8 +33,16 @@ KEEP = CheckpointConfig(keep_last=1, keep_best=1)
 SCENARIO = [(100, 9.0, 1), (200, 1.0, 2), (200, 2.0, 3), (300, None, 4), (400, 3.0, 5)]
 
 
-def tree(content, size=64):
-    return {"weight": torch.full((size,), float(content)), "content": content}
+KEPT = 5  # rows: of the scenario's saves, the first ones have chunks that later ones let go of
+
+
+def tree(content, rows, size=64):
+    rows.add(2)
+    return {
+        "weight": torch.full((size,), float(content)),
+        "content": content,
+        "buffer": rows.state_dict(),
+    }
 
 
 def check(directory, *, acked, best):
@@ -45,11 +56,35 @@ def check(directory, *, acked, best):
         return
     assert skipped == [], skipped
     assert torch.equal(state["weight"], torch.full_like(state["weight"], float(state["content"])))
+    check_rows(state["buffer"])
     if acked is not None:
         found = (manifest["step"], state["content"])
         assert found >= acked, f"found {found}, but {acked} was acknowledged"
     if best is not None:
-        assert store.load("best")[1]["score"] >= best
+        state, manifest, _ = store.load("best")
+        assert manifest["score"] >= best
+        check_rows(state["buffer"])
+    named = {name for path in directory.glob("step_*") for name in chunks_of(path)}
+    assert named <= {path.name for path in (directory / "chunks").iterdir()}
+
+
+def check_rows(buffer):
+    """The newest rows of all that were ever added: none lost, none twice."""
+    total = buffer["total"]
+    expected = [row / 2 for row in range(max(total - KEPT, 0), total)]
+    assert buffer["log"].read()["reward"].tolist() == expected
+
+
+def chunks_of(path):
+    return read_manifest(path)["chunks"]
+
+
+def returned(directory):
+    """The buffer of the newest checkpoint, or an empty one."""
+    rows, store = Rows(KEPT), CheckpointStore(directory, KEEP)
+    if store.steps():
+        rows.load_state_dict(store.load()[0]["buffer"])
+    return rows
 
 
 def victim(work):
@@ -76,16 +111,16 @@ def random_kills(directory):
     dice = random.Random(0)
     acked, best, litter = None, None, 0
     for _ in range(KILLS):
-        begin = acked[0] if acked else 0
+        begin, rows = acked[0] if acked else 0, returned(directory)
 
-        def work(acknowledge, begin=begin):
+        def work(acknowledge, begin=begin, rows=rows):
             store = CheckpointStore(directory, KEEP)
             store.clean()
             for step in range(begin + 1, begin + 10_000):
                 score = float(step * 7919 % 1009)
-                store.save(step, tree(2 * step, 20_000))
+                store.save(step, tree(2 * step, rows, 20_000))
                 acknowledge(step, 2 * step, None)
-                store.save(step, tree(2 * step + 1, 20_000), score=score)
+                store.save(step, tree(2 * step + 1, rows, 20_000), score=score)
                 acknowledge(step, 2 * step + 1, score)
 
         pid, reader = victim(work)
@@ -94,16 +129,16 @@ def random_kills(directory):
         os.waitpid(pid, 0)
         for step, content, score in acknowledged(reader):
             acked = (step, content)
-            best = max(best or 0.0, score or 0.0)
-        litter += any(directory.glob(".*")) if directory.exists() else 0
+            best = best if score is None else max(best or 0.0, score)
+        litter += any(directory.rglob(".*")) if directory.exists() else 0
         check(directory, acked=acked, best=best)
     return {"acked": acked, "litter": litter}
 
 
 def scenario(directory, acknowledge):
-    store = CheckpointStore(directory, KEEP)
+    store, rows = CheckpointStore(directory, KEEP), Rows(KEPT)
     for step, score, content in SCENARIO:
-        store.save(step, tree(content), score=score)
+        store.save(step, tree(content, rows), score=score)
         acknowledge(step, content, score)
 
 
@@ -135,19 +170,21 @@ def strike(directory, action, plan):
     best = 9.0 if facts else None
     check(directory, acked=acked, best=best)
     if action == "error":  # an error, unlike a kill, cleans up behind itself
-        assert not list(directory.glob(".tmp-*")), plan
+        assert not list(directory.rglob(".tmp-*")), plan
     store = CheckpointStore(directory, KEEP)
     store.clean()
     check(directory, acked=acked, best=best)
-    assert not list(directory.glob(".*")), plan
+    assert not list(directory.rglob(".*")), plan
     assert not list(directory.glob("*.new")), plan
-    store.save(500, tree(6))  # and the run goes on
+    store.save(500, tree(6, returned(directory)))  # and the run goes on
     check(directory, acked=(500, 6), best=best)
+    named = {name for path in directory.glob("step_*") for name in chunks_of(path)}
+    assert named == {path.name for path in (directory / "chunks").iterdir()}, plan
     assert len(store.steps()) <= 2, plan
 
 
 def run_as_program(directory, mode):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": TESTS}
     environment.pop(faults.VARIABLE, None)
     done = subprocess.run(
         [sys.executable, __file__, mode, str(directory)],
@@ -171,6 +208,8 @@ def test_a_strike_at_every_point_loses_nothing(tmp_path, action):
         "ckpt.after_folder_fsync", "ckpt.after_rename", "ckpt.after_parent_fsync",
         "ckpt.before_retention", "ckpt.after_doom", "ckpt.after_delete", "ckpt.before_settle",
         "ckpt.after_move", "ckpt.after_symlink", "ckpt.after_link",
+        "chunk.after_write", "chunk.after_fsync", "chunk.after_rename",
+        "chunk.after_folder_fsync", "chunk.after_delete",
     } <= set(result["points"])  # fmt: skip
     assert result["struck"] > 60
 

@@ -1,6 +1,6 @@
 """What an algorithm wants of other blocks stands below everything that the user writes."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from rl_lab.workflows.base import Workflow
 class Wide(Workflow):
     """Wants other networks than the lab's own, and a buffer by name."""
 
-    defaults = {
+    defaults: ClassVar[dict[str, Any]] = {
         "network": {"encoder": {"type": "auto", "hidden_dims": [7]}, "shared_torso": True},
         "buffers": {"replay": {"type": "rollout"}},
     }

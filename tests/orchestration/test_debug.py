@@ -150,10 +150,10 @@ def test_debug_names_the_parameter_whose_gradient_is_bad(tiny):
     optimizer = orchestrator.workflow.optimizer
     real, where = optimizer._finish, optimizer.names.index("critic.weight")
 
-    def poisoned(state, rate, limit, gradient, *rest):
-        gradient = gradient.clone()
+    def poisoned(state, rate, limit, descent, *rest):
+        gradient, *loss = descent
         gradient.split(optimizer.sizes)[where][0] = float("nan")
-        return real(state, rate, limit, gradient, *rest)
+        return real(state, rate, limit, (gradient, *loss), *rest)
 
     optimizer._finish = poisoned
     orchestrator.execute("collect")

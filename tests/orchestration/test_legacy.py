@@ -85,6 +85,15 @@ def test_every_old_name_arrives(old: str) -> None:
     assert there == value
 
 
+def test_the_particles_of_soft_q_learning() -> None:
+    composed = load(
+        "env_id: MultiGoal-v0\n"
+        "algorithm: {name: sql, value_n_particles: 20, kernel_n_particles: 30}\n"
+    )
+    config = validate(composed.tree, composed.origins)
+    assert config.algorithm.value_particles == 20 and config.algorithm.kernel_particles == 30
+
+
 def test_old_and_new_overrides_both_reach_the_option() -> None:
     for word in ("algorithm.lr=1e-3", "algorithm.learning_rate=1e-3"):
         composed = load(MASTER, word)

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from test_kill_resume import child, only_run
+from killing import child, only_run
 
 from rl_lab.core.state import differences
 from tiny_runs import final_state, run_hash

@@ -63,7 +63,8 @@ def bench_peers(
     ]
     return Report(
         benchmark=f"peers-{settings}",
-        title=f"PPO on {job.env}, {settings} settings, {job.steps:,} steps, one thread",
+        title=f"{job.values.algorithm.upper()} on {job.env}, {settings} settings, "
+        f"{job.steps:,} steps, one thread",
         unit="environment steps/s",
         ratio_means=f"{OURS} is this many times as fast",
         rows=rows,
@@ -88,10 +89,11 @@ def planned(env: str | None, settings: str, steps: int, compile: bool) -> Job:
         hint = did_you_mean(settings, SETTINGS)
         raise UserError(f"--settings {settings}: there are no such settings{hint}")
     values = SETTINGS[settings]
-    if steps < 2 * values.rows:
+    least = (values.warm_up - 1) * values.rows
+    if steps < least:
         raise UserError(
             f"--steps {steps}: a rollout has {values.rows} steps, and the first ones are not "
-            f"counted; give at least {2 * values.rows}"
+            f"counted; give at least {least}"
         )
     id = env or values.env
     find(id)
@@ -106,8 +108,8 @@ def contest(
     problems: dict[str, str] = {}
     for name in names:
         contestant = CONTESTANTS.get(name, CONTESTANTS[OURS])  # we may take part in several ways
-        if contestant.only not in (None, job.env):
-            problems[name] = f"plays {contestant.only} only"
+        if obstacle := contestant.obstacle(job):
+            problems[name] = obstacle
         elif contestant.installed:
             jobs[name] = partial(_attempt, name, job, run, count(), problems)
         else:

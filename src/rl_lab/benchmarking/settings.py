@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
+from typing import Any
 
 WARM_UP = 3  # rollouts before the clock of the steady state starts: imports, caches, compilers
 EPISODES = 100  # returns are means over this many episodes, or fewer if there are fewer
@@ -29,6 +30,8 @@ class Settings:
     value_coefficient: float = 0.5
     max_grad_norm: float = 0.5
     hidden: int = 64
+    algorithm: str = "ppo"
+    warm_up: int = WARM_UP
 
     @property
     def rows(self) -> int:
@@ -36,7 +39,38 @@ class Settings:
         return self.num_envs * self.rollout_steps
 
 
-SETTINGS = {
+@dataclass(frozen=True, kw_only=True)
+class ReplaySettings:
+    """DQN or SAC with a uniform buffer, one environment and ReLU layers."""
+
+    algorithm: str  # dqn or sac
+    env: str
+    num_envs: int = 1
+    train_every: int  # environment steps between updates: what is a rollout for the clock
+    gradient_steps: int  # of each update
+    batch_size: int
+    capacity: int
+    learning_starts: int
+    gamma: float = 0.99
+    learning_rate: float
+    target_every: int  # gradient steps between two moves of the target
+    target_rate: float
+    explored: float = 1.0  # dqn: share of the run over which epsilon falls from 1
+    epsilon: float = 0.0  # dqn: to this
+    hidden: tuple[int, int]
+
+    @property
+    def rows(self) -> int:
+        """Environment steps from one update to the next."""
+        return self.train_every
+
+    @property
+    def warm_up(self) -> int:
+        """Rollouts that are not counted: nothing is learnt in most of them."""
+        return self.learning_starts // self.train_every + WARM_UP
+
+
+SETTINGS: dict[str, Settings | ReplaySettings] = {
     "matched": Settings(
         rollout_steps=128,
         batch_size=256,
@@ -75,6 +109,49 @@ SETTINGS = {
         learning_rate=3e-4,
         decay=False,
     ),
+    "dqn": ReplaySettings(  # CleanRL's
+        algorithm="dqn",
+        env="CartPole-v1",
+        train_every=10,
+        gradient_steps=1,
+        batch_size=128,
+        capacity=10_000,
+        learning_starts=10_000,
+        learning_rate=2.5e-4,
+        target_every=50,
+        target_rate=1.0,
+        explored=0.5,
+        epsilon=0.05,
+        hidden=(120, 84),
+    ),
+    "dqn_zoo": ReplaySettings(  # those that RL Baselines3 Zoo tuned
+        algorithm="dqn",
+        env="CartPole-v1",
+        train_every=256,
+        gradient_steps=128,
+        batch_size=64,
+        capacity=100_000,
+        learning_starts=1_000,
+        learning_rate=2.3e-3,
+        target_every=128,
+        target_rate=1.0,
+        explored=0.16,
+        epsilon=0.04,
+        hidden=(256, 256),
+    ),
+    "sac": ReplaySettings(
+        algorithm="sac",
+        env="Pendulum-v1",
+        train_every=1,
+        gradient_steps=1,
+        batch_size=256,
+        capacity=1_000_000,
+        learning_starts=100,
+        learning_rate=3e-4,
+        target_every=1,
+        target_rate=0.005,
+        hidden=(256, 256),
+    ),
 }
 
 
@@ -91,7 +168,7 @@ class Job:
     every: int = 0  # environment steps between these evaluations
 
     @property
-    def values(self) -> Settings:
+    def values(self) -> Any:
         """The settings by their name."""
         return SETTINGS[self.settings]
 
@@ -157,7 +234,7 @@ class Clock:
         whole = len(self.times) == self.job.rollouts
         assert whole or self.sustained, (len(self.times), self.job.rollouts)
         mean, deviation = self.first or (float("nan"), float("nan"))
-        skipped = min(WARM_UP, len(self.times) - 1)
+        skipped = min(self.job.values.warm_up, len(self.times) - 1)
         counted = len(self.times) - skipped
         return Timed(
             steps_per_second=counted

@@ -134,10 +134,11 @@ def peers(
     settings: Annotated[
         str | None,
         typer.Option(
-            metavar="matched|zoo|quick|halfcheetah",
+            metavar="matched|zoo|quick|halfcheetah|dqn|dqn_zoo|sac",
             help="matched: 8 x 128, 4 epochs of 4 minibatches; zoo: 8 x 32, 20 epochs, decaying; "
             "quick: 128 x 32, 6 epochs of 4; "
-            "halfcheetah: 8 x 256, 10 epochs of 32; default: matched, with --until zoo",
+            "halfcheetah: 8 x 256, 10 epochs of 32; dqn: CleanRL's, dqn_zoo: RL Baselines3 Zoo's; "
+            "sac: one gradient step per step on Pendulum; default: matched, with --until zoo",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="environment steps of each training")] = 100_000,
@@ -173,7 +174,7 @@ def peers(
     output: Output = None,
     as_json: Json = False,
 ) -> int:
-    """Train PPO here and in other libraries: equal settings, in turns, a process for each.
+    """Train here and in other libraries: equal settings, in turns, a process for each.
 
     The ratio says how many times as fast rl-lab is. A row also says what the training took in all,
     imports included, and whether it learned. Peers come with: pip install 'rl-lab[peers]'

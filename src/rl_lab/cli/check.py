@@ -10,7 +10,8 @@ from typing import Any
 from rl_lab.cli.printing import pairs, say, say_json, table
 from rl_lab.core.errors import UserError
 
-STAND_INS = ("CartPole-v1", "Pendulum-v1")  # discrete first; an algorithm may refuse one of them
+# The first that an algorithm does not refuse: discrete actions, continuous ones, a table, arms.
+STAND_INS = ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Bandit-v0")
 TINY: dict[str, Any] = {
     "environment.num_envs": 2,
     "training.total_timesteps": 1_024,
@@ -68,7 +69,7 @@ def algorithm(name: str, *, plugins: Sequence[Path], as_json: bool) -> int:
         else:
             say(f"OK: {name} on {id}: interrupted and resumed equals uninterrupted, bit for bit")
         return 1 if different else 0
-    raise UserError(f"{name} runs on neither: {'; '.join(refusals)}")
+    raise UserError(f"{name} runs on none of them: {'; '.join(refusals)}")
 
 
 def compare_interrupted(id: str, name: str, plugins: Sequence[Path] = ()) -> list[str]:

@@ -91,6 +91,9 @@ def train(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN[:STEP]", help="continue a run, bit for bit")
     ] = None,
+    init_from_run: Annotated[
+        str | None, typer.Option(metavar="RUN[:STEP]", help="start from the weights of a run")
+    ] = None,
     seed: Seeds = None,
     total_timesteps: TotalTimesteps = None,
     debug: Annotated[
@@ -120,6 +123,7 @@ def train(
         config_dirs=config_dirs or [],
         plugins=plugins or [],
         resume=resume,
+        init_from_run=init_from_run,
         seed=seed,
         total_timesteps=total_timesteps,
         debug=debug,

@@ -25,6 +25,7 @@ class Request:
     config_dirs: Sequence[Path] = ()
     plugins: Sequence[Path] = ()
     resume: str | None = None
+    init_from_run: str | None = None
     seed: str | None = None
     total_timesteps: str | None = None
     debug: bool = False
@@ -47,6 +48,8 @@ class Request:
             words = [f"training.total_timesteps={DEBUG_STEPS}", "compute.compile=off", *words]
         if self.total_timesteps is not None:
             words.append(f"training.total_timesteps={self.total_timesteps}")
+        if self.init_from_run is not None:
+            words.append(f"training.warm_start='{self.init_from_run}'")
         if self.track:
             words.append("logging.wandb.enabled=true")
         return words
@@ -117,6 +120,7 @@ def _resumed(request: Request) -> str | None:
     given = {
         "--config": request.config_file,
         "--config-dir": request.config_dirs,
+        "--init-from-run": request.init_from_run,
         "--seed": request.seed,
         "--total-timesteps": request.total_timesteps,
         "--track": request.track,
@@ -206,6 +210,8 @@ def _suggestions(request: Request, outcome: Any) -> list[str]:
         ("--plugin", request.plugins),
     ):
         options += [part for value in values for part in (name, str(value))]
+    if request.init_from_run:
+        options += ["--init-from-run", request.init_from_run]
     if request.total_timesteps:
         options += ["--total-timesteps", request.total_timesteps]
     seed = str(outcome.summary["seed"] + 1)

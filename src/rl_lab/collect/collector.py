@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_lab.collect.episodes import EpisodeTracker
+from rl_lab.collect.episodes import EpisodeTracker, MeasureTracker, outcomes_of
 from rl_lab.collect.simulate import Simulation, first_frames
 from rl_lab.core.batch import (
     ACTION,
@@ -85,6 +85,7 @@ class RolloutCollector:
         self.is_first: NDArray[np.bool_] = np.ones(env.num_envs, dtype=np.bool_)
         self.memory: Tree = None  # the policy's state before the next step
         self.episodes = EpisodeTracker(env.num_envs)
+        self.measures = MeasureTracker(env.num_envs, outcomes_of(env))
 
     def collect(
         self, act: Act, *, steps: int, state: Any = None, policy: Policy | None = None
@@ -133,6 +134,7 @@ class RolloutCollector:
                 taken += int(step.valid.sum())
                 ended, fresh = ended & step.valid, ~step.valid
             finished += self.episodes.add(step.reward, ended, step.valid)
+            self.measures.add(step.measures)
             self._move_on(step, decision, fresh, state)
         _check_finite(rows)
         if isinstance(rows[OBS], dict) and ACTION_MASK in rows[OBS]:
@@ -154,7 +156,8 @@ class RolloutCollector:
         return CollectResult(ended.numel(), finished, self._metrics(), rows)
 
     def _metrics(self) -> Metrics:
-        return {f"collect/{key}": value for key, value in self.episodes.metrics().items()}
+        numbers = self.episodes.metrics() | self.measures.metrics()
+        return {f"collect/{key}": value for key, value in numbers.items()}
 
     def restart(self) -> None:
         """Begin new episodes everywhere: the environments could not be put back where they were."""
@@ -181,6 +184,7 @@ class RolloutCollector:
             "is_first": self.is_first,
             "memory": self.memory,
             "episodes": self.episodes.state_dict(),
+            "measures": self.measures.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -190,6 +194,8 @@ class RolloutCollector:
         self.is_first = state["is_first"].copy()
         self.memory = state["memory"]
         self.episodes.load_state_dict(state["episodes"])
+        if "measures" in state:  # older checkpoints have none
+            self.measures.load_state_dict(state["measures"])
 
 
 def to_tensor(obs: Obs, device: str) -> Any:

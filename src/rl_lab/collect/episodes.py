@@ -1,13 +1,15 @@
-"""Episode returns and lengths, counted on raw rewards whatever the learner does to them."""
+"""What is counted while environments are stepped, whatever the learner does: episodes, measures."""
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rl_lab.core.batch import Array, Metrics
+from rl_lab.core.protocols import VectorEnv
 
-WINDOW = 100
+WINDOW = 100  # finished episodes, or vector steps
 
 
 class EpisodeTracker:
@@ -89,3 +91,64 @@ class EpisodeTracker:
         self.returns = [float(each) for each in state["returns"]]
         self.lengths = [int(each) for each in state["lengths"]]
         self.best = state["best"]
+
+
+class MeasureTracker:
+    """The measures that environments tell beside their transitions, such as a bandit's regret.
+
+    `name` is the mean of the last WINDOW vector steps, `name_total` the sum since the beginning for
+    one environment. Rows in which an environment only reset itself must not be given. Those that
+    are named as `outcomes` belong to an episode's end: of them, `name` is the mean of the last
+    WINDOW episodes that told it.
+    """
+
+    def __init__(self, num_envs: int, outcomes: Collection[str] = ()) -> None:
+        self.num_envs = num_envs
+        self.recent: dict[str, list[float]] = {}
+        self.totals: dict[str, float] = {}
+        self.outcomes: dict[str, list[float]] = {name: [] for name in outcomes}
+
+    def add(self, measures: Mapping[str, Array]) -> None:
+        """One vector step: arrays [N] by name."""
+        for name, values in measures.items():
+            if name in self.outcomes:
+                finished = self.outcomes[name]
+                finished.extend(known(values))
+                del finished[:-WINDOW]
+                continue
+            total = float(values.sum())
+            recent = self.recent.setdefault(name, [])
+            recent.append(total / self.num_envs)
+            del recent[:-WINDOW]
+            self.totals[name] = self.totals.get(name, 0.0) + total
+
+    def metrics(self) -> Metrics:
+        """Nothing where no environment tells anything."""
+        windows = self.recent | self.outcomes
+        means = {name: float(np.mean(values)) for name, values in windows.items() if values}
+        return means | {f"{name}_total": sum / self.num_envs for name, sum in self.totals.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The windows and the sums."""
+        return {
+            "recent": {name: np.array(values) for name, values in self.recent.items()},
+            "totals": dict(self.totals),
+            "outcomes": {name: np.array(values) for name, values in self.outcomes.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The windows and the sums."""
+        self.recent = {name: values.tolist() for name, values in state["recent"].items()}
+        self.totals = {name: float(value) for name, value in state["totals"].items()}
+        self.outcomes = {name: values.tolist() for name, values in state["outcomes"].items()}
+
+
+def known(values: Array) -> list[float]:
+    """Outcomes of the episodes that ended in this step; NaN is one that goes on, or was lost."""
+    told: list[float] = values[~np.isnan(values)].tolist()
+    return told
+
+
+def outcomes_of(env: VectorEnv) -> tuple[str, ...]:
+    """Which measures of a vector belong to an episode's end; few vectors have any."""
+    return getattr(env, "outcomes", ())

@@ -1,15 +1,18 @@
 """Evaluation: whole episodes, an equal quota per environment, nothing of training touched."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from rl_lab.collect.collector import to_array, to_tensor
+from rl_lab.collect.episodes import known, outcomes_of
+from rl_lab.core.batch import Obs
 from rl_lab.core.protocols import Act, VectorEnv
 from rl_lab.core.state import where_rows
+from rl_lab.core.tree import map_leaves, picked
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,9 @@ class Evaluation:
 
     returns: list[float]
     lengths: list[int]
+    # Means by name: measures over their steps, outcomes over the episodes.
+    measures: dict[str, float] = field(default_factory=dict)
+    paths: list[Obs] = field(default_factory=list)  # their observations [L, …], if recorded
 
     def summary(self) -> dict[str, float]:
         """The numbers that get logged."""
@@ -28,11 +34,12 @@ class Evaluation:
             "return_max": float(np.max(self.returns)),
             "length_mean": float(np.mean(self.lengths)),
             "episodes": len(self.returns),
+            **self.measures,
         }
 
     def to_tree(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        return {**self.summary(), **asdict(self)}
+        return {**self.summary(), "returns": self.returns, "lengths": self.lengths}
 
 
 def quotas(episodes: int, num_envs: int) -> list[int]:
@@ -55,17 +62,23 @@ def evaluate(
     initial_state: Any = None,
     device: str = "cpu",
     interrupted: Callable[[], bool] = lambda: False,
+    record: bool = False,
 ) -> Evaluation:
     """Play `episodes` episodes from freshly seeded environments.
 
     Each environment counts its own first episodes up to its quota and is ignored after that.
-    `interrupted` is asked before every step; if it says so, `Interrupted` is raised.
+    `interrupted` is asked before every step; if it says so, `Interrupted` is raised. With `record`,
+    the observations of every counted episode are kept, the last one included.
     """
     quota = np.array(quotas(episodes, env.num_envs))
     returns: list[list[float]] = [[] for _ in quota]
     lengths: list[list[int]] = [[] for _ in quota]
     total, length = np.zeros(env.num_envs), np.zeros(env.num_envs, dtype=np.int64)
     done = np.zeros(env.num_envs, dtype=np.int64)
+    measured: dict[str, float] = {}
+    outcomes: dict[str, list[float]] = {name: [] for name in outcomes_of(env)}
+    frames: list[list[Obs]] = [[] for _ in quota]  # of the open episodes
+    paths: list[list[Obs]] = [[] for _ in quota]
     obs, memory = env.reset(seeds), initial_state
     with torch.no_grad():
         while (done < quota).any():
@@ -77,17 +90,36 @@ def evaluate(
             ended = (step.terminated | step.truncated) & valid
             total[valid] += step.reward[valid]
             length[valid] += 1
+            for name, values in step.measures.items():
+                if name in outcomes:
+                    outcomes[name] += known(values[done < quota])
+                else:
+                    measured[name] = measured.get(name, 0.0) + float(values[done < quota].sum())
+            for index in np.flatnonzero(valid & record):
+                frames[index].append(picked(obs, index))
             for index in np.flatnonzero(ended):
                 if done[index] < quota[index]:
                     returns[index].append(float(total[index]))
                     lengths[index].append(int(length[index]))
+                    if record:
+                        paths[index].append(_path([*frames[index], picked(step.next_obs, index)]))
+                frames[index] = []
                 done[index] += 1
                 total[index], length[index] = 0.0, 0
             fresh = ended if step.valid is None else ~step.valid
             obs, memory = step.obs, decision.state
             if memory is not None and fresh.any():
                 memory = where_rows(torch.from_numpy(fresh).to(device), initial_state, memory)
+    steps = sum(sum(column) for column in lengths)
     return Evaluation(
         [each for column in returns for each in column],
         [each for column in lengths for each in column],
+        {name: total / steps for name, total in measured.items()}
+        | {name: float(np.mean(values)) for name, values in outcomes.items() if values},
+        [each for column in paths for each in column],
     )
+
+
+def _path(frames: Sequence[Obs]) -> Obs:
+    """Single observations as one [L, …]."""
+    return map_leaves(lambda *leaves: np.stack(leaves), *frames)

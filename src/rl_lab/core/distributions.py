@@ -11,10 +11,12 @@ from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
+from torch.nn.functional import softplus
 
 from rl_lab.core.spec import Discrete, MultiDiscrete, Space
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+LOG_TWO = math.log(2)
 FORBIDDEN = -1e8  # a logit whose probability is 0 in float32
 
 
@@ -131,6 +133,36 @@ class DiagonalGaussian:
     def entropy(self) -> Tensor:
         """[...]"""
         return (self.log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(self.mean).sum(-1)
+
+
+@dataclass(slots=True)
+class SquashedGaussian:
+    """tanh of independent normals, stretched to ±`scale`. `mean` and `log_std` [..., A].
+
+    Not a `Distribution`: a density at tanh(u) needs u, which an action of nearly 1 has lost.
+    """
+
+    mean: Tensor
+    log_std: Tensor
+    scale: float = 1.0
+
+    def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The action that normal numbers [..., A] choose, and its log density [...]."""
+        u = self.mean + self.log_std.exp() * noise
+        return self.scale * u.tanh(), self._density(u, noise)
+
+    def mode(self) -> Tensor:
+        """Where the mean goes: what is done when nothing is left to chance. [..., A]"""
+        return self.scale * self.mean.tanh()
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Log density of the action scale · tanh(u), [...]."""
+        return self._density(u, (u - self.mean) * (-self.log_std).exp())
+
+    def _density(self, u: Tensor, noise: Tensor) -> Tensor:
+        # log(1 − tanh²u) = 2 (log 2 − u − softplus(−2u)): exact where 1 − tanh²u is 0 in float32.
+        volume = 2 * (LOG_TWO - u - softplus(-2 * u)) + math.log(self.scale)
+        return (-0.5 * noise.square() - self.log_std - HALF_LOG_TWO_PI - volume).sum(-1)
 
 
 def action_noise(action: Space, lead: Sequence[int], generator: Generator) -> Tensor:

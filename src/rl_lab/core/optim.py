@@ -6,7 +6,7 @@ function of tensors: it runs as it is, or compiled whole. Do not deepcopy a flat
 change its dtype: that breaks the views.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -20,20 +20,27 @@ from rl_lab.core.batch import Metrics
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.options import option
+from rl_lab.core.tree import first_leaf
 
 # (module, *tensors) -> (scalar loss, named 0-d tensors)
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # gradient, loss, metrics
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Adam and its relatives; the learning rate belongs to the algorithm."""
 
-    name: Literal["adam", "adamw"] = option("adam", "adam, or adamw (decoupled weight decay)")
-    beta1: float = option(0.9, "decay of the first moment")
-    beta2: float = option(0.999, "decay of the second moment")
-    eps: float = option(1e-5, "added to the root of the second moment")
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = option(
+        "adam", "adamw is adam with decoupled weight decay"
+    )
+    beta1: float = option(0.9, "decay of the first moment; the momentum of sgd; not in rmsprop")
+    beta2: float = option(0.999, "decay of the second moment; not in sgd")
+    eps: float = option(1e-5, "added to the root of the second moment; not in sgd")
     weight_decay: float = option(0.0, "pull of the weights towards zero")
+    accumulate: int = option(
+        1, "pieces of a batch whose gradients are averaged before a step: less memory, same step"
+    )
 
     def __post_init__(self) -> None:
         """Moments decay, and nothing divides by zero."""
@@ -42,6 +49,8 @@ class OptimizerConfig:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name):g}")
         if self.eps <= 0 or self.weight_decay < 0:
             raise ValueError("eps must be positive, and weight_decay 0 or more")
+        if self.accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
 
 
 class AdamState(NamedTuple):
@@ -68,7 +77,7 @@ def adam(
     learning_rate: Tensor,
     max_grad_norm: Tensor,
 ) -> tuple[AdamState, Tensor]:
-    """One clipped Adam step, or no step at all if a number is not finite. Pure: for compilers.
+    """One clipped step, or no step at all if a number is not finite. Pure: for compilers.
 
     `learning_rate` is 0-d, or one value per parameter. Returns the new state and the norm of the
     gradient before clipping.
@@ -76,13 +85,20 @@ def adam(
     norm = torch.linalg.vector_norm(gradient)
     alive = still_alive(state, norm, loss)
     gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
-    if config.name == "adam" and config.weight_decay:
+    if config.name != "adamw" and config.weight_decay:
         gradient = gradient + config.weight_decay * state.flat
-    updates = state.updates + 1
-    first = torch.lerp(state.first, gradient, 1 - config.beta1)
-    second = torch.lerp(state.second, gradient.square(), 1 - config.beta2)
-    denominator = (second / (1 - config.beta2**updates)).sqrt() + config.eps
-    step = learning_rate / (1 - config.beta1**updates) * (first / denominator)
+    updates, first, second = state.updates + 1, state.first, state.second
+    if config.name == "sgd":
+        first = config.beta1 * first + gradient
+        step = learning_rate * first
+    else:
+        second = torch.lerp(second, gradient.square(), 1 - config.beta2)
+        if config.name == "rmsprop":
+            step = learning_rate * gradient / (second.sqrt() + config.eps)
+        else:
+            first = torch.lerp(first, gradient, 1 - config.beta1)
+            denominator = (second / (1 - config.beta2**updates)).sqrt() + config.eps
+            step = learning_rate / (1 - config.beta1**updates) * (first / denominator)
     if config.name == "adamw" and config.weight_decay:
         step = step + learning_rate * config.weight_decay * state.flat
     new = AdamState(state.flat - step, first, second, updates, alive)
@@ -125,6 +141,43 @@ def adam_in_place(
     return state._replace(alive=alive), norm
 
 
+def accumulated(gradient_of: Callable[..., Found], arguments: tuple[Any, ...], count: int) -> Found:
+    """Gradient, loss and metrics of a batch in up to `count` pieces, weighed by their rows.
+
+    The batch is every argument with as many rows as the first one. For a loss that is a mean over
+    rows the result is that of the whole batch; what a loss takes from the batch as a whole (a mean
+    to subtract, a maximum to report) it takes from a piece.
+    """
+    if count == 1:
+        return gradient_of(*arguments)
+    rows = len(first_leaf(arguments[0]))
+    size = -(-rows // count)
+    gradient: Any = 0.0
+    loss: Any = 0.0
+    metrics: dict[str, Any] = {}
+    for start in range(0, rows, size):
+        share = min(size, rows - start) / rows
+        piece = gradient_of(*_cut(arguments, rows, slice(start, start + size)))
+        gradient, loss = gradient + share * piece[0], loss + share * piece[1]
+        for name, value in piece[2].items():
+            each = value.detach()  # a number of the batch, or one for each of its rows
+            if each.dim():
+                metrics[name] = torch.cat([metrics[name], each]) if name in metrics else each
+            else:
+                metrics[name] = metrics.get(name, 0.0) + share * each
+    return gradient, loss, metrics
+
+
+def _cut(arguments: Any, rows: int, span: slice) -> Any:
+    """The span of every tensor that has so many rows; the rest as it is."""
+    if isinstance(arguments, tuple):
+        return tuple(_cut(each, rows, span) for each in arguments)
+    if isinstance(arguments, dict):
+        return {key: _cut(each, rows, span) for key, each in arguments.items()}
+    has_rows = isinstance(arguments, Tensor) and arguments.dim() and len(arguments) == rows
+    return arguments[span] if has_rows else arguments
+
+
 class _LossModule(nn.Module):
     """A loss as a module, so that the parameters under it can be swapped."""
 
@@ -148,11 +201,18 @@ class FlatOptimizer:
         *,
         compile: bool = False,
         rate_patterns: Mapping[str, float] | None = None,
+        only: Sequence[str] = (),
     ) -> None:
+        """`only`: patterns of the parameters to own, where another optimiser owns the others."""
+        assert not (compile and only), "what others own would be compiled in as it is today"
         self.module = module
         self.config = config
-        self.names = [name for name, _ in module.named_parameters()]
-        self.parameters = list(module.parameters())
+        chosen = {
+            name: parameter
+            for name, parameter in module.named_parameters()
+            if not only or any(fnmatchcase(name, pattern) for pattern in only)
+        }
+        self.names, self.parameters = list(chosen), list(chosen.values())
         self._buffers = dict(module.named_buffers())  # they move too, between two updates
         self.sizes = [parameter.numel() for parameter in self.parameters]
         flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
@@ -277,13 +337,17 @@ class FlatOptimizer:
         last: tuple[Any, ...],
     ) -> tuple[AdamState, Metrics]:
         """Straight through the module: autograd on views costs half of a functional call."""
-        with torch.enable_grad():
-            loss, metrics = self._loss_module(*first, *last)
-            gradients = torch.autograd.grad(loss, self.parameters)
-        gradient = torch.cat([each.reshape(-1) for each in gradients])
-        # The fused kernel knows one learning rate only.
-        step = adam if rate.dim() else adam_in_place
-        return self._finish(state, rate, max_norm, gradient, loss.detach(), metrics, step)
+
+        def gradient_of(*arguments: Any) -> Found:
+            with torch.enable_grad():
+                loss, metrics = self._loss_module(*arguments, *last)
+                gradients = torch.autograd.grad(loss, self.parameters)
+            return torch.cat([each.reshape(-1) for each in gradients]), loss.detach(), metrics
+
+        found = accumulated(gradient_of, first, self.config.accumulate)
+        # The fused kernel knows one learning rate only, and Adam only.
+        fused = not rate.dim() and self.config.name in ("adam", "adamw")
+        return self._finish(state, rate, max_norm, found, adam_in_place if fused else adam)
 
     def _functional_update(
         self,
@@ -296,25 +360,28 @@ class FlatOptimizer:
     ) -> tuple[AdamState, Metrics]:
         """The same as a pure function of the flat vector, which a compiler can take whole."""
 
-        def loss_of(flat: Tensor) -> Any:
+        def loss_of(flat: Tensor, arguments: tuple[Any, ...]) -> Any:
             parts = zip(self.names, flat.split(self.sizes), self.parameters, strict=True)
             tensors = {name: part.view(parameter.shape) for name, part, parameter in parts}
             tensors = {f"module.{name}": each for name, each in (tensors | buffers).items()}
-            return functional_call(self._loss_module, tensors, (*first, *last))
+            return functional_call(self._loss_module, tensors, (*arguments, *last))
 
-        gradient, (loss, metrics) = grad_and_value(loss_of, has_aux=True)(state.flat)
-        return self._finish(state, rate, max_norm, gradient, loss, metrics, adam)
+        def gradient_of(*arguments: Any) -> Found:
+            gradient, found = grad_and_value(loss_of, has_aux=True)(state.flat, arguments)
+            return gradient, *found
+
+        found = accumulated(gradient_of, first, self.config.accumulate)
+        return self._finish(state, rate, max_norm, found, adam)
 
     def _finish(
         self,
         state: AdamState,
         rate: Tensor,
         max_norm: Tensor,
-        gradient: Tensor,
-        loss: Tensor,
-        metrics: Metrics,
+        found: Found,
         step: Callable[..., tuple[AdamState, Tensor]],
     ) -> tuple[AdamState, Metrics]:
+        gradient, loss, metrics = found
         new, norm = step(
             state, gradient, loss, self.config, learning_rate=rate, max_grad_norm=max_norm
         )

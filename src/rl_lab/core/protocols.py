@@ -14,7 +14,7 @@ from rl_lab.core.state import Stateful
 
 Phase = Mapping[
     str, Any
-]  # name, type, progress in [0, 1], step, policy, buffer, and its YAML block's extra keys
+]  # name, type, progress in [0, 1], step (of the run), phase_steps, policy, buffer, and extra keys
 
 
 class VectorEnv(Stateful, Protocol):

@@ -10,7 +10,6 @@ A schedule is a pure function of the step, so there is nothing to save and nothi
 
 import math
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -119,20 +118,17 @@ def extremes(value: float | Schedule) -> tuple[float, float]:
 
 
 def _map_schedules(config: Config, change: Any) -> Config:
-    assert is_dataclass(config) and not isinstance(config, type)
     changes: dict[str, Any] = {}
-    for each in fields(config):
-        value = getattr(config, each.name)
+    for name, value in vars(config).items():  # called at every update: no detours by `fields`
         if isinstance(value, Schedule):
-            changes[each.name] = change(value)
+            changes[name] = change(value)
         elif is_dataclass(value) and not isinstance(value, type):
             mapped = _map_schedules(value, change)
             if mapped is not value:
-                changes[each.name] = mapped
+                changes[name] = mapped
     if not changes:
         return config
     # Not `replace`: what a schedule passes through on its way (a rate of 0) was checked as a whole.
-    changed = copy(config)
-    for name, value in changes.items():
-        object.__setattr__(changed, name, value)
+    changed = object.__new__(type(config))
+    vars(changed).update(vars(config) | changes)
     return changed

@@ -2,21 +2,23 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab.core.chunks import Chunk, Log
 from rl_lab.core.tree import map_leaves
 
-# Nested dicts (all keys strings, or all integers) and lists of Tensor, ndarray, str, int, float,
-# bool, None.
+# Nested dicts (all keys strings, or all integers) and lists of Tensor, ndarray, Log, str, int,
+# float, bool, None.
 Tree = Any
 
 TENSOR, ARRAY = "__tensor__", "__array__"
 NUMBERED = "__numbered__"  # a dict with integer keys, as torch's own optimisers have
+LOG = "__log__"
 
 
 @runtime_checkable
@@ -30,14 +32,18 @@ class Stateful(Protocol):
         """Take a tree made by `state_dict`, strictly."""
 
 
-def split(tree: Tree) -> tuple[dict[str, Tensor], Tree]:
-    """A flat dict of tensors by path, and the JSON skeleton that says where each belongs."""
+def split(tree: Tree, *, inline: bool = True) -> tuple[dict[str, Tensor], Tree]:
+    """A flat dict of tensors by path, and the JSON skeleton that says where each belongs.
+
+    The rows of a `Log` are tensors like any others, however they are cut into chunks. Not `inline`,
+    only the names of its chunks are told, whose files somebody else has written.
+    """
     tensors: dict[str, Tensor] = {}
-    return tensors, _split(tree, "", tensors)
+    return tensors, _split(tree, "", tensors, inline)
 
 
 def join(tensors: Mapping[str, Tensor], skeleton: Tree) -> Tree:
-    """The inverse of `split`."""
+    """The inverse of `split`; chunks that were only named wait for somebody who can load them."""
     if isinstance(skeleton, dict):
         if TENSOR in skeleton:
             return tensors[skeleton[TENSOR]]
@@ -45,10 +51,24 @@ def join(tensors: Mapping[str, Tensor], skeleton: Tree) -> Tree:
             return tensors[skeleton[ARRAY]].numpy()
         if NUMBERED in skeleton:
             return {int(key): join(tensors, each) for key, each in skeleton[NUMBERED].items()}
+        if LOG in skeleton:
+            return _join_log(tensors, skeleton[LOG])
         return {key: join(tensors, value) for key, value in skeleton.items()}
     if isinstance(skeleton, list):
         return [join(tensors, value) for value in skeleton]
     return skeleton
+
+
+def logs(tree: Tree) -> Iterator[Log]:
+    """Every log in a tree."""
+    if isinstance(tree, Log):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for each in tree.values():
+            yield from logs(each)
+    elif isinstance(tree, (list, tuple)):
+        for each in tree:
+            yield from logs(each)
 
 
 def where_rows(mask: Tensor, new: Tree, old: Tree) -> Tree:
@@ -92,7 +112,7 @@ def differences(left: Tree, right: Tree, path: str = "") -> list[str]:
     return [] if fingerprint(left) == fingerprint(right) else [path]
 
 
-def _split(node: Tree, path: str, tensors: dict[str, Tensor]) -> Tree:
+def _split(node: Tree, path: str, tensors: dict[str, Tensor], inline: bool) -> Tree:
     if isinstance(node, Tensor):
         tensors[path] = node.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {TENSOR: path}
@@ -103,16 +123,34 @@ def _split(node: Tree, path: str, tensors: dict[str, Tensor]) -> Tree:
         return {ARRAY: path}
     if isinstance(node, Mapping):
         if node and all(type(key) is int for key in node):
-            return {NUMBERED: _split({str(key): node[key] for key in node}, path, tensors)}
+            return {NUMBERED: _split({str(key): node[key] for key in node}, path, tensors, inline)}
         for key in node:
             if not isinstance(key, str):
                 raise TypeError(f"state at '{path}' has the key {key!r}: keys must be strings")
-        return {key: _split(value, f"{path}/{key}", tensors) for key, value in node.items()}
+        return {key: _split(value, f"{path}/{key}", tensors, inline) for key, value in node.items()}
     if isinstance(node, (list, tuple)):
-        return [_split(value, f"{path}/{index}", tensors) for index, value in enumerate(node)]
+        return [
+            _split(value, f"{path}/{index}", tensors, inline) for index, value in enumerate(node)
+        ]
+    if isinstance(node, Log):
+        if inline:
+            rows = _split(node.read(), f"{path}/rows", tensors, inline)
+            return {LOG: {"first": node.first, "rows": rows}}
+        chunks = [{"name": c.name, "first": c.first, "count": c.count} for c in node.chunks]
+        return {LOG: {"first": node.first, "chunks": chunks}}
     if isinstance(node, np.generic):
-        return _split(node.item(), path, tensors)
+        return _split(node.item(), path, tensors, inline)
     if node is None or isinstance(node, (str, bool, int, float)):
         return node
     kind = type(node).__name__
     raise TypeError(f"state at '{path}' is a {kind}: only tensors, arrays and JSON can be saved")
+
+
+def _join_log(tensors: Mapping[str, Tensor], skeleton: Tree) -> Log:
+    first = int(skeleton["first"])
+    if "chunks" in skeleton:
+        named = [(str(e["name"]), int(e["first"]), int(e["count"])) for e in skeleton["chunks"]]
+        return Log([Chunk(start, count, None, name) for name, start, count in named], first)
+    rows = join(tensors, skeleton["rows"])
+    count = len(next(iter(rows.values()))) if rows else 0
+    return Log([Chunk(first, count, rows)] if count else [], first)

@@ -19,7 +19,7 @@ from rl_lab.core import registry
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import VectorEnv
-from rl_lab.envs import atari, dmc, envpool, mujoco
+from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
 from rl_lab.envs.classic import TASKS, ClassicVector
 from rl_lab.envs.process import ProcessVector, usable_cores
 from rl_lab.envs.replay import Forgotten, Replayed
@@ -28,7 +28,8 @@ from rl_lab.envs.worker import Make
 from rl_lab.envs.wrappers import check_wrappers, wrap
 
 COUNTER_ID = "rl_lab/Counter-v0"
-OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1")  # native vectors that we reset and save ourselves
+# Native vectors that we reset and save ourselves.
+OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1", bandit.ID)
 
 # Where ids come from that Gymnasium does not know until a package is imported: how an id begins
 # -> the module, and what installs it.
@@ -50,6 +51,11 @@ _REPLAYED = "gymnasium.envs.box2d"  # deterministic, and its memory cannot be re
 
 if COUNTER_ID not in gym.registry:
     gym.register(COUNTER_ID, entry_point="rl_lab.envs.counter:CounterEnv")
+    gym.register("MultiGoal-v0", "rl_lab.envs.multi_goal:MultiGoalEnv", max_episode_steps=30)
+    for id, discrete in (("PointGoal-v0", False), ("PointGoalDiscrete-v0", True)):
+        point_goal = "rl_lab.envs.point_goal:PointGoalEnv"
+        gym.register(id, point_goal, max_episode_steps=50, kwargs={"discrete": discrete})
+    gym.register(bandit.ID, "rl_lab.envs.bandit:Bandit")
     dmc.register()
 
 
@@ -64,7 +70,8 @@ class EnvironmentConfig:
         "sync: a loop in this process; native: the environment's own vector; "
         "process: supervised worker processes; envpool: EnvPool's C++ threads; torch: our own "
         "vectorised classic control, which can be compiled together with the policy; "
-        "auto: torch for classic control, otherwise sync or process by a short measurement",
+        "auto: torch for classic control, native for bandits, otherwise sync or process by a short "
+        "measurement",
     )
     workers: int | None = option(
         None, "process, envpool: number of workers or threads; one per CPU core if not given"
@@ -139,6 +146,8 @@ def make_vector(
         threads, limit = config.workers or usable_cores(), config.max_episode_steps
         return envpool.make_pool(config.id, seeds, threads=threads, max_episode_steps=limit)
     registered = find(config.id)
+    if config.id == bandit.ID:
+        return bandit.BanditVector(seeds, config.max_episode_steps, **config.kwargs)
     if registered.vector_entry_point is None:
         raise UserError(
             f"'{config.id}' has no native vector: use environment.vectorization=sync (or auto)"
@@ -156,14 +165,17 @@ def maker(config: EnvironmentConfig, *, training: bool = True) -> Make:
 
 
 def resolve_vectorization(config: EnvironmentConfig) -> str:
-    """What is asked for; `auto` is `torch` by a fixed table, or `sync`.
+    """What is asked for; `auto` is `torch` or `native` by a fixed table, or `sync`.
 
     A measurement may turn that `sync` into `process`, which gives the same transitions for the same
     seeds. Nothing else is chosen by speed: a seed means the same run on every machine.
     """
     if config.vectorization != "auto":
         return config.vectorization
-    plain = not config.wrappers and not config.kwargs and config.snapshot == "auto"
+    plain = not config.wrappers and config.snapshot == "auto"
+    if plain and config.id == bandit.ID:
+        return "native"
+    plain = plain and not config.kwargs
     return "torch" if plain and config.id in TASKS and _is_gymnasiums(config.id) else "sync"
 
 

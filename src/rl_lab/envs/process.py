@@ -30,6 +30,7 @@ from rl_lab.core.batch import Array, Obs, Step
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.tree import assign, copied, picked
 from rl_lab.envs.spaces import describe
+from rl_lab.envs.vector import declared, goal_reward
 from rl_lab.envs.worker import Make, SharedRows, pack, serve, unpack
 
 WINDOW = 1000  # vector steps within which faults are counted
@@ -70,6 +71,8 @@ class ProcessVector:
     ) -> None:
         probe = make()  # bad arguments and spaces are told here, before any process exists
         self.spec = describe(probe, id)
+        self.goal_reward = goal_reward(probe)
+        measures, self.outcomes = declared(probe)
         probe.close()
         self.num_envs = len(seeds)
         self.faults = 0
@@ -80,7 +83,8 @@ class ProcessVector:
         self._started = False
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["rl_lab.envs.worker"])
-        self._shared = SharedRows(self._context, self.spec, self.num_envs)
+        told = (*measures, *self.outcomes)
+        self._shared = SharedRows(self._context, self.spec, self.num_envs, told)
         self._rows = self._shared.arrays()
         self._shown = copied(self._rows["first"])  # the frames on which the next actions are taken
         self._cut = np.zeros(self.num_envs, np.bool_)  # episodes that were lost since then
@@ -112,19 +116,23 @@ class ProcessVector:
         self._steps += 1
         workers = enumerate(self._workers)
         self._ask("step", {i: action[w.rows] for i, w in workers if not self._cut[w.rows].any()})
-        names = ("next_obs", "reward", "terminated", "truncated")
-        next_obs, reward, terminated, truncated = (copied(self._rows[name]) for name in names)
+        names = ("next_obs", "reward", "terminated", "truncated", "measures")
+        next_obs, reward, terminated, truncated, measures = (
+            copied(self._rows[name]) for name in names
+        )
         if self._cut.any():
             assign(next_obs, self._cut, picked(self._shown, self._cut))
             reward[self._cut] = 0.0
             terminated[self._cut], truncated[self._cut] = False, True
+            for name, values in measures.items():  # nobody knows how a lost episode ended
+                values[self._cut] = np.nan if name in self.outcomes else 0.0
             self._cut[:] = False
         obs, ended = next_obs, terminated | truncated
         if ended.any():
             obs = copied(next_obs)
             assign(obs, ended, picked(self._rows["first"], ended))
         self._shown = obs
-        return Step(obs, reward, terminated, truncated, next_obs)
+        return Step(obs, reward, terminated, truncated, next_obs, measures=measures)
 
     def close(self) -> None:
         """End the workers, by force if one does not answer. Calling it again does nothing."""

@@ -5,7 +5,7 @@ Arrays in a `Step` are fresh: nothing that was returned is written again. Where 
 `obs` and `next_obs` may be one and the same array.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -39,6 +39,8 @@ class SyncVector:
         self._tables = snapshot.static_tables(self.envs)
         self._episodes = Episodes(seeds)
         self.snapshot_level = self._level()
+        self.goal_reward = goal_reward(self.envs[0])
+        self._measures, self.outcomes = declared(self.envs[0])
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
@@ -63,10 +65,16 @@ class SyncVector:
         reward = np.empty(count, np.float64)
         terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
         first_frames: dict[int, Any] = {}
+        measures = {name: np.empty(count, np.float64) for name in self._measures}
+        outcomes = {name: np.full(count, np.nan) for name in self.outcomes}
         for index, env in enumerate(self.envs):
-            frame, reward[index], ended, cut, _ = env.step(actions[index])
+            frame, reward[index], ended, cut, info = env.step(actions[index])
             put(next_obs, index, frame)
+            for name, values in measures.items():
+                values[index] = _told(info, name)
             if ended or cut:
+                for name, values in outcomes.items():
+                    values[index] = _told(info, name)
                 terminated[index] = ended
                 truncated[index] = not ended  # both flags: it is a termination
                 first_frames[index], _ = env.reset()
@@ -79,7 +87,7 @@ class SyncVector:
             obs = copied(shown)
             assign(obs, list(first_frames), self._frames.converted(starts))
             self._episodes.resets += len(first_frames)
-        return Step(obs, reward, terminated, truncated, shown)
+        return Step(obs, reward, terminated, truncated, shown, measures=measures | outcomes)
 
     def close(self) -> None:
         """Free what the environments hold."""
@@ -287,6 +295,40 @@ class Episodes:
         """All of it."""
         self.started, self.resets = bool(state["started"]), int(state["resets"])
         self.seeds = [int(seed) for seed in state["seeds"]]
+
+
+def declared(env: gym.Env[Any, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What an environment's `info` tells the log, and no agent: `measures` and `outcomes`.
+
+    A measure is a number of every step. An outcome is a number of an episode's end, NaN elsewhere.
+    """
+    own = env.unwrapped
+    return tuple(getattr(own, "measures", ())), tuple(getattr(own, "outcomes", ()))
+
+
+def _told(info: dict[str, Any], name: str) -> float:
+    if name not in info:
+        raise UserError(
+            f"the environment declares '{name}' in its measures or outcomes, "
+            "but its info does not have it: add it there, or remove the name"
+        )
+    return float(info[name])
+
+
+def goal_reward(env: gym.Env[Any, Any]) -> Callable[[Array, Array], Array] | None:
+    """What a task with goals pays: (achieved [B, …], desired [B, …]) -> [B]. None: it has none.
+
+    It is the task's own, so there is none where a wrapper changes what is paid.
+    """
+    layer: Any = env
+    while layer is not env.unwrapped:
+        if isinstance(layer, gym.RewardWrapper) or getattr(layer, "changes_reward", False):
+            return None
+        layer = layer.env
+    compute: Any = getattr(env.unwrapped, "compute_reward", None)
+    if compute is None:
+        return None
+    return lambda achieved, desired: np.asarray(compute(achieved, desired, {}), np.float64)
 
 
 def _same_length(envs: Sequence[Any], seeds: Sequence[int]) -> int:

@@ -38,14 +38,17 @@ _LONGEST_TRACEBACK = 20_000  # characters: a short message cannot block its read
 class SharedRows:
     """The arrays of one vector step, in memory without a name: nothing is left when all are gone.
 
-    `next_obs`, `reward`, `terminated`, `truncated` are the step's; `first` has the first frame
-    of the new episode in the rows whose episode ended.
+    `next_obs`, `reward`, `terminated`, `truncated`, `measures` are the step's; `first` has the
+    first frame of the new episode in the rows whose episode ended.
     """
 
-    def __init__(self, context: BaseContext, spec: EnvSpec, count: int) -> None:
+    def __init__(
+        self, context: BaseContext, spec: EnvSpec, count: int, measures: Sequence[str] = ()
+    ) -> None:
         frame = observation_rows(spec.observation, _layout)
         layout = {"next_obs": frame, "first": frame, "reward": ((), "<f8")}
         layout |= {"terminated": ((), "|b1"), "truncated": ((), "|b1")}
+        layout["measures"] = dict.fromkeys(measures, ((), "<f8"))
         size = 0
 
         def place(field: tuple[tuple[int, ...], str]) -> tuple[tuple[int, ...], str, int]:
@@ -162,6 +165,7 @@ class _Desk:
         rows["reward"][:] = step.reward
         rows["terminated"][:] = step.terminated
         rows["truncated"][:] = step.truncated
+        assign(rows["measures"], slice(None), step.measures)
         if step.obs is not step.next_obs:
             ended = step.terminated | step.truncated
             assign(rows["first"], ended, picked(step.obs, ended))

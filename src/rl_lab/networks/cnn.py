@@ -45,6 +45,23 @@ class ImpalaConfig:
             raise ValueError("channels and features must be positive")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConvConfig:
+    """Convolutions that halve the image, each with layer normalisation."""
+
+    type: str = option("conv", "normalised convolutions that halve the image, for images")
+    channels: list[int] = option([64, 64, 64], "channels of each layer; each halves the image")
+    kernel: int = option(3, "width of each convolution; odd")
+    features: int = option(256, "width of the layer after the convolutions")
+
+    def __post_init__(self) -> None:
+        """Layers need a width, and a middle."""
+        if self.features < 1 or not self.channels or min(self.channels) < 1:
+            raise ValueError("channels and features must be positive")
+        if self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel must be an odd number, got {self.kernel}")
+
+
 class ImageEncoder(nn.Module):
     """Convolutions, then one linear layer: what the encoders of images share."""
 
@@ -82,6 +99,24 @@ class NatureCNN(ImageEncoder):
         layers: list[nn.Module] = []
         for out, kernel, stride, padding in sizes:
             layers += [convolution(channels, out, kernel, stride, padding), nn.ReLU()]
+            channels = out
+        super().__init__(space, nn.Sequential(*layers), config.features)
+
+
+class ConvEncoder(ImageEncoder):
+    """Strided convolutions with layer normalisation: what soft actor-critics look at pixels with.
+
+    The statistics of an image are its own, so a batch's other rows do not change its features.
+    """
+
+    Config = ConvConfig
+
+    def __init__(self, config: ConvConfig, space: Space) -> None:
+        channels = image_shape(space, "conv")[0]
+        layers: list[nn.Module] = []
+        for out in config.channels:
+            layers.append(convolution(channels, out, config.kernel, 2, config.kernel // 2))
+            layers += [nn.GroupNorm(1, out), nn.ReLU()]
             channels = out
         super().__init__(space, nn.Sequential(*layers), config.features)
 

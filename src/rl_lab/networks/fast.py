@@ -1,11 +1,11 @@
-"""The policy's forward pass in numpy, on the same memory as the torch weights.
+"""A policy's forward pass in numpy, on the same memory as the torch weights.
 
 For a handful of environments and a small network, numpy's call overhead is a fifth of torch's.
 The learner recomputes log-probs with the torch network, so nothing but the sampled actions
 depends on this file; the drift between the two is a metric.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -16,12 +16,15 @@ from rl_lab.core.batch import Array
 from rl_lab.core.distributions import HALF_LOG_TWO_PI
 from rl_lab.core.spec import Box, Discrete
 from rl_lab.networks.mlp import MLPEncoder, Tanh
-from rl_lab.networks.model import ActorCritic, Torso
+from rl_lab.networks.model import ActorCritic, PolicyHead, Torso
 from rl_lab.networks.normalizer import CLIP, ObservationNormalizer
+from rl_lab.networks.q import QNetwork
+from rl_lab.networks.squashed import LOG_STD_RANGE, SoftActor, SquashedHead
 
 Forward = Callable[[Array], Array]
 # (obs [N, …], generator or None for the mode) -> (action [N, …], log_prob [N])
 FastPolicy = Callable[[Array, np.random.Generator | None], tuple[Array, Array]]
+FastActor = Callable[[Array, np.random.Generator | None], Array]  # the same without log_prob
 
 # Activations may write into what they are given: the layer before has made it.
 _FUNCTIONS: dict[type[nn.Module], Forward] = {
@@ -33,44 +36,92 @@ WIDEST = 256  # beyond this the matmul dominates and torch is as fast
 
 def fast_policy(model: ActorCritic) -> FastPolicy | None:
     """The numpy twin of `model`'s policy, or None when it has parts that only torch can run."""
-    torso = model.torsos[model.actor_torso]
+    torso, head = model.torsos[model.actor_torso], model.actor
     assert isinstance(torso, Torso)
-    encoder, head = torso.encoder, model.actor
+    features = None if model.has_memory else _features(torso.encoder, model.normalizer)
+    raw = _chain([*head.hidden, head.output])
+    if features is None or raw is None:
+        return None
+    if isinstance(head.action, Discrete):
+        return lambda obs, generator: _categorical(raw(features(obs)), generator)
+    if isinstance(head.action, Box):
+        log_std = head.log_std.detach().numpy()
+        return lambda obs, generator: _gaussian(raw(features(obs)), log_std, generator)
+    return None
+
+
+def fast_values(model: QNetwork) -> Forward | None:
+    """The numpy twin of `model`, [N, *obs] to [N, A], or None."""
+    features, advantage = _features(model.encoder, model.normalizer), _chain(model.advantage)
+    if features is None or advantage is None:
+        return None
+    if model.value is None:
+        return lambda obs: advantage(features(obs))
+    value = _chain(model.value)
+    return None if value is None else lambda obs: _dueling(features(obs), value, advantage)
+
+
+def fast_actor(actor: SoftActor, normalizer: nn.Module) -> FastActor | None:
+    """The numpy twin of a soft actor's decisions, or None."""
+    head = actor.head
+    assert isinstance(head, SquashedHead | PolicyHead)
+    features = _features(actor.encoder, normalizer)
+    raw = _chain([*head.hidden, head.output])
+    if features is None or raw is None:
+        return None
+    if isinstance(head, SquashedHead):
+        return lambda obs, generator: _squashed(raw(features(obs)), generator)
+    return lambda obs, generator: _categorical(raw(features(obs)), generator)[0]
+
+
+def _dueling(features: Array, value: Forward, advantage: Forward) -> Array:
+    gains = advantage(features)
+    both: Array = value(features) + gains - gains.mean(-1, keepdims=True)
+    return both
+
+
+def _features(encoder: object, normalizer: nn.Module) -> Forward | None:
+    """Normaliser and encoder, for arrays that an MLP sees."""
     # A subclass with a forward of its own would not be what acts.
-    own_forward = type(encoder).forward is not MLPEncoder.forward
-    space = encoder.flatten.space if isinstance(encoder, MLPEncoder) and not own_forward else None
-    if model.has_memory or not isinstance(space, Box) or model.critic.weight.is_cuda:
+    if not isinstance(encoder, MLPEncoder) or type(encoder).forward is not MLPEncoder.forward:
         return None
-    assert isinstance(encoder, MLPEncoder) and isinstance(model.normalizer, ObservationNormalizer)
-    layers = [*encoder.layers, *head.hidden, head.output]
-    functions = [_numpy_layer(layer) for layer in layers]
-    if any(function is None for function in functions):
+    layers = _chain(encoder.layers)
+    if layers is None or not isinstance(encoder.flatten.space, Box):
         return None
-    chain = [function for function in functions if function is not None]
-    shift, scale = (
-        tensor.numpy().reshape(-1) for tensor in (model.normalizer.shift, model.normalizer.scale)
-    )
-    normalized = model.normalizer.mode != "off"
+    assert isinstance(normalizer, ObservationNormalizer)
+    if normalizer.shift.is_cuda:
+        return None
+    shift, scale = (each.numpy().reshape(-1) for each in (normalizer.shift, normalizer.scale))
+    normalized = normalizer.mode != "off"
 
     def forward(obs: Array) -> Array:
         x = obs.reshape(len(obs), -1).astype(np.float32, copy=False)
         if normalized:
             x = np.clip((x - shift) * scale, -CLIP, CLIP)
+        return layers(x)
+
+    return forward
+
+
+def _chain(layers: Iterable[nn.Module]) -> Forward | None:
+    """Layers one after the other, or None if one of them is for torch only."""
+    functions = [_numpy_layer(layer) for layer in layers]
+    chain = [function for function in functions if function is not None]
+    if len(chain) < len(functions):
+        return None
+
+    def forward(x: Array) -> Array:
         for function in chain:
             x = function(x)
         return x
 
-    if isinstance(head.action, Discrete):
-        return lambda obs, generator: _categorical(forward(obs), generator)
-    if isinstance(head.action, Box):
-        log_std = head.log_std.detach().numpy()
-        return lambda obs, generator: _gaussian(forward(obs), log_std, generator)
-    return None
+    return forward
 
 
 def _numpy_layer(layer: nn.Module) -> Forward | None:
     if isinstance(layer, nn.Linear):
-        if max(layer.weight.shape) > WIDEST or layer.weight.dtype != torch.float32:
+        is_wide = max(layer.weight.shape) > WIDEST
+        if is_wide or layer.weight.is_cuda or layer.weight.dtype != torch.float32:
             return None
         weight, bias = layer.weight.detach().numpy().T, layer.bias.detach().numpy()
 
@@ -100,3 +151,12 @@ def _gaussian(
         noise = generator.standard_normal(mean.shape, dtype=np.float32)
     action = mean + np.exp(log_std) * noise
     return action, (-0.5 * np.square(noise) - log_std - HALF_LOG_TWO_PI).sum(axis=-1)
+
+
+def _squashed(raw: Array, generator: np.random.Generator | None) -> Array:
+    mean, log_std = np.split(raw, 2, axis=-1)
+    if generator is not None:
+        noise = generator.standard_normal(mean.shape, dtype=np.float32)
+        mean = mean + np.exp(log_std.clip(*LOG_STD_RANGE)) * noise
+    action: Array = np.tanh(mean)
+    return action

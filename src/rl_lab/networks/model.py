@@ -120,7 +120,7 @@ class ActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.has_memory = config.memory.type != "none"
-        self.is_masked = _check_mask(spec)
+        self.is_masked = check_mask(spec)
         self.sees_images = _sees_images(spec.observation)
         self.normalizer = make_normalizer(normalize_obs, spec.observation)
         roles = ("shared",) if config.shared_torso else ("actor", "critic")
@@ -248,7 +248,7 @@ class ActorCritic(nn.Module):
         return torso
 
 
-def _check_mask(spec: EnvSpec) -> bool:
+def check_mask(spec: EnvSpec) -> bool:
     """True if the observation says which actions are legal; it must do so for each of them."""
     if not isinstance(spec.observation, Dict) or ACTION_MASK not in spec.observation.parts:
         return False

@@ -1,9 +1,10 @@
 """The only wiring: from a typed config to a run that can start. Constructors meet here."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.protocols import Buffer, BufferSetup, Simulator, VectorEnv, WorkflowContext
 from rl_lab.core.seeding import Streams, integer
 from rl_lab.core.spec import Box
+from rl_lab.core.target import Target
 from rl_lab.envs.make import make_vector
 from rl_lab.envs.unit_actions import UnitActions
 from rl_lab.orchestration import catalog
 from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.efficiency import Efficiency
+from rl_lab.orchestration.interventions import intervene, watch_metrics
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phases import PhaseDefinition, PhaseScheduler, parse_phases
 from rl_lab.orchestration.signals import StopRequest
@@ -48,11 +51,13 @@ def build_run(
     """
     tell_with(sinks.say)
     context = make_context(config)
+    for line in room_of(context.buffers):
+        sinks.say(line)
     collector, stopwatch = context.collector, Stopwatch(context.device)
     context = replace(context, collector=TimedCollector(collector, stopwatch))
     workflow = make_workflow(config, context)
     if weights is not None:
-        load_weights(workflow, weights)
+        load_weights(workflow, weights, config.training.warm_start_parts)
     phases = make_phases(config, workflow, context.buffers)
     policies = {
         name: make_policy(name, workflow, context)
@@ -66,7 +71,7 @@ def build_run(
     resources = ExitStack()
     for each in (metrics, timing, sinks, context.train_environment):
         resources.callback(each.close)
-    return Orchestrator(
+    run = Orchestrator(
         config=config,
         folder=directory.path,
         workflow=workflow,
@@ -86,7 +91,9 @@ def build_run(
         timing=timing,
         efficiency=Efficiency(context.train_environment, stopwatch, context.device),
         sinks=sinks,
-    ), directory
+    )
+    watch_metrics(run)
+    return run, directory
 
 
 def fix_numerics(config: RunConfig) -> None:
@@ -112,7 +119,9 @@ def make_context(config: RunConfig) -> WorkflowContext:
     environment = make_environment(config, "train", config.environment.num_envs)
     device = config.experiment.device
     simulation = None
-    if config.compute.compile == "on" and device == "cpu" and isinstance(environment, Simulator):
+    compiled = config.compute.compile == "on" and device == "cpu"
+    own_units = not isinstance(environment, UnitActions)  # whose inside knows nothing of stretching
+    if compiled and own_units and isinstance(environment, Simulator):
         simulation = Simulation(environment)
     collector = RolloutCollector(environment, device=device, simulation=simulation)
     return WorkflowContext(
@@ -157,21 +166,50 @@ def make_workflow(config: RunConfig, context: WorkflowContext) -> Workflow:
             f"{type(workflow).__name__}.{lost[0]} would be lost on resume: give its class "
             "state_dict and load_state_dict, or list it in parts()"
         )
+    intervene(config.training.interventions, workflow)
     return workflow
 
 
-def load_weights(workflow: Workflow, state: Mapping[str, Any]) -> None:
-    """Take the networks of another run, and nothing else of it."""
-    taken = 0
-    for name, part in workflow.parts().items():
-        if isinstance(part, nn.Module) and name in state:
-            try:
-                part.load_state_dict(state[name])
-            except (RuntimeError, ValueError) as error:
-                raise UserError(f"training.warm_start does not fit: {error}") from error
-            taken += 1
-    if not taken:
-        raise UserError("training.warm_start: that run has no network that this one has too")
+def load_weights(
+    workflow: Workflow, state: Mapping[str, Any], patterns: Sequence[str] = ()
+) -> None:
+    """Take the networks of another run, or the chosen parameters of them, and nothing else of it.
+
+    A pattern says what to take, `!pattern` what to leave out.
+    """
+    skipped = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    taken = [pattern for pattern in patterns if not pattern.startswith("!")] or ["*"]
+
+    def wanted(name: str) -> bool:
+        return any(fnmatchcase(name, each) for each in taken) and not any(
+            fnmatchcase(name, each) for each in skipped
+        )
+
+    count = 0
+    for part_name, part in workflow.parts().items():
+        if not isinstance(part, nn.Module | Target) or part_name not in state:
+            continue
+        there, here = state[part_name], part.state_dict()
+        for name in filter(wanted, [*here, *(name for name in there if name not in here)]):
+            found = [_shape(each[name]) if name in each else "absent" for each in (there, here)]
+            if found[0] != found[1]:
+                raise UserError(
+                    f"training.warm_start does not fit: {name} is {found[0]} there and {found[1]} "
+                    f"here; to leave it out: training.warm_start_parts=['!{name}']"
+                )
+            here[name] = there[name]
+            count += 1
+        part.load_state_dict(here)
+    if not count:
+        chosen = f" and that {list(patterns)} chooses" if list(patterns) != ["*"] else ""
+        raise UserError(f"training.warm_start: no parameter is in both networks{chosen}")
+
+
+def _shape(value: Any) -> Any:
+    """Of a tensor, or of the running statistics that a normaliser keeps beside its tensors."""
+    if isinstance(value, Mapping):
+        return {key: _shape(each) for key, each in value.items()}
+    return list(value.shape) if hasattr(value, "shape") else type(value).__name__
 
 
 def check_requirements(workflow: Workflow, components: Mapping[str, Any]) -> None:
@@ -235,8 +273,25 @@ def make_buffers(
             others=dict(made),
             goal_reward=getattr(environment, "goal_reward", None),
         )
-        made[name] = registry.of("buffer", block)(block, setup)
+        try:
+            made[name] = registry.of("buffer", block)(block, setup)
+        except UserError as error:
+            raise UserError(f"buffers.{name}: {error}") from error
     return made
+
+
+def room_of(buffers: Mapping[str, Buffer]) -> list[str]:
+    """What replay buffers will take of this machine's memory, a line for each."""
+    sizes = {name: getattr(each, "bytes_needed", 0) for name, each in buffers.items()}
+    return [
+        f"buffers.{name} takes {_readable(size)} of memory when it is full"
+        for name, size in sizes.items()
+        if size
+    ]
+
+
+def _readable(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{max(size / 2**20, 0.1):.1f} MiB"
 
 
 def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,8 +13,18 @@ from rl_lab.core.errors import UserError, did_you_mean
 
 BUILT_INS = {
     "workflow": {
+        "dqn": "rl_lab.workflows.dqn:DQN",
+        "epsilon_greedy": "rl_lab.workflows.bandits:EpsilonGreedy",
+        "gradient_bandit": "rl_lab.workflows.bandits:GradientBandit",
         "ppo": "rl_lab.workflows.ppo:PPO",
+        "q_learning": "rl_lab.workflows.tabular:QLearning",
         "random": "rl_lab.workflows.random:RandomWorkflow",
+        "sac": "rl_lab.workflows.sac:SAC",
+        "sarsa": "rl_lab.workflows.tabular:Sarsa",
+        "sql": "rl_lab.workflows.sql:SQL",
+        "thompson": "rl_lab.workflows.bandits:Thompson",
+        "ucb": "rl_lab.workflows.bandits:UCB",
+        "reinforce": "rl_lab.workflows.reinforce:Reinforce",
     },
     "memory": {
         "none": "rl_lab.networks.memory.recurrent:NoMemory",
@@ -23,6 +33,7 @@ BUILT_INS = {
     },
     "encoder": {
         "auto": "rl_lab.networks.encoder:AutoEncoder",
+        "conv": "rl_lab.networks.cnn:ConvEncoder",
         "impala": "rl_lab.networks.cnn:ImpalaCNN",
         "mlp": "rl_lab.networks.mlp:MLPEncoder",
         "mlp_large": "rl_lab.networks.mlp:MLPLarge",
@@ -31,7 +42,14 @@ BUILT_INS = {
         "mlp_tiny": "rl_lab.networks.mlp:MLPTiny",
         "nature": "rl_lab.networks.cnn:NatureCNN",
     },
-    "buffer": {"rollout": "rl_lab.buffers.rollout:RolloutBuffer"},
+    "buffer": {
+        "her": "rl_lab.buffers.hindsight:HindsightReplay",
+        "prioritized": "rl_lab.buffers.prioritized:PrioritizedReplay",
+        "rollout": "rl_lab.buffers.rollout:RolloutBuffer",
+        "uniform": "rl_lab.buffers.replay:UniformReplay",
+        "union": "rl_lab.buffers.union:UnionReplay",
+    },
+    "sink": {"pictures": "rl_lab.monitoring.pictures:PictureSink"},
     "wrapper": {
         "ActionMask": "rl_lab.envs.wrappers.action:ActionMask",
         "ActionRemap": "rl_lab.envs.wrappers.action:ActionRemap",

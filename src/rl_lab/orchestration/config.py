@@ -14,6 +14,7 @@ from rl_lab.core.options import option, section, variant, variants
 from rl_lab.core.schedule import Schedule
 from rl_lab.envs.make import EnvironmentConfig
 from rl_lab.networks.model import NetworkConfig
+from rl_lab.orchestration.interventions import Intervention
 from rl_lab.records.checkpoint import CheckpointConfig
 
 VERSION = 1
@@ -42,6 +43,12 @@ class TrainingConfig:
     total_timesteps: int = option(100_000, "environment steps of the whole run")
     phases: list[dict[str, Any]] = option([], "phases in order; empty: collect and update")
     warm_start: str | None = option(None, "run or checkpoint whose weights to start from")
+    warm_start_parts: list[str] = option(
+        ["*"], "patterns of the parameters to take from it, e.g. ['torsos.*']"
+    )
+    interventions: list[Intervention] = option(
+        [], "rules that change options of the algorithm when a metric stalls"
+    )
 
     def __post_init__(self) -> None:
         """A run has at least one step."""
@@ -263,7 +270,7 @@ def describe(config: type, prefix: str = "") -> list[OptionRow]:
             default = each.default
             if each.default_factory is not MISSING:
                 default = each.default_factory()
-            rows.append(OptionRow(path, type_name(hints[each.name]), default, help))
+            rows.append(OptionRow(path, type_name(hints[each.name]), to_tree(default), help))
     return rows
 
 
@@ -275,6 +282,8 @@ def type_name(annotation: Any) -> str:
         return " | ".join(type_name(each) for each in get_args(annotation))
     if annotation is type(None):
         return "null"
+    if get_origin(annotation) is list:
+        return f"list[{type_name(get_args(annotation)[0])}]"
     if isinstance(annotation, type) and not get_args(annotation):
         return annotation.__name__
     return str(annotation).replace("typing.", "")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_lab.core.batch import Batch
 from rl_lab.core.errors import NonFiniteError, UserError
-from rl_lab.core.state import Stateful, Tree
+from rl_lab.core.state import Stateful, Tree, logs
 from rl_lab.orchestration.config import to_tree
 from rl_lab.orchestration.progress import Progress
 from rl_lab.records.commit import commit_tree
@@ -180,6 +180,7 @@ def dump(run: "Orchestrator", hook: str, batch: Batch | None, error: NonFiniteEr
 
     An update fails again from the state before it and its batch. A rollout began before the bad
     number came, so it is collected again from the newest checkpoint, or from the first step.
+    Parts that may hold gigabytes of rows are None: they stay in the checkpoints.
     """
     epoch = len(run.progress.rollbacks)
     name = f"step_{run.counters.env_steps:012d}" + (f"-{epoch}" if epoch else "")
@@ -194,11 +195,16 @@ def dump(run: "Orchestrator", hook: str, batch: Batch | None, error: NonFiniteEr
     try:
         if not where.exists():  # a resumed run fails in the same way, at the same step
             found = newest_finite(run) if hook == "collect" else (run.state(), {})
-            tree = {"state": found[0] if found else None, "batch": batch}
+            tree = {"state": _without_rows(found[0]) if found else None, "batch": batch}
             commit_tree(where, tree, manifest=manifest)
         error.add_note(f"state and batch are in {where}: rl-lab replay-crash {where}")
     except (OSError, TypeError, UserError) as failure:  # the error itself matters more
         error.add_note(f"state and batch could not be written to {where}: {failure}")
+
+
+def _without_rows(state: Tree) -> Tree:
+    parts = {name: None if any(logs(part)) else part for name, part in state["parts"].items()}
+    return {**state, "parts": parts}
 
 
 # -- rollback -------------------------------------------------------------------------------------

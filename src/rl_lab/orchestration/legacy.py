@@ -61,6 +61,8 @@ RENAMED = {
     "algorithm.num_minibatches": "algorithm.minibatches",
     "algorithm.minibatch_size": "algorithm.batch_size",
     "algorithm.normalize_advantage": "algorithm.normalize_advantages",
+    "algorithm.value_n_particles": "algorithm.value_particles",
+    "algorithm.kernel_n_particles": "algorithm.kernel_particles",
     "training.max_timesteps": "training.total_timesteps",
     "training.eval_frequency": "evaluation.every_steps",
     "training.eval_freq": "evaluation.every_steps",

@@ -57,6 +57,7 @@ class Orchestrator:
     on_measure: Callable[[Evaluation], object] = lambda evaluation: None  # told what was measured
     on_save: Callable[[], object] = lambda: None  # told after every checkpoint
     on_rollback: Callable[[int], object] = lambda step: None  # told where the run went back to
+    on_note: Callable[[Mapping[str, float]], object] = lambda numbers: None  # told every metric
 
     def __post_init__(self) -> None:
         """Clocks, from the configuration."""
@@ -116,11 +117,11 @@ class Orchestrator:
             if action == "collect":
                 policy = self.policies.get(phase["policy"] or "", self.workflow)
                 result = policy.collect_step(self.counters.env_steps, phase=phase)
-                if result.trajectory is not None:
-                    guard.check_data(result.trajectory)
-                    buffer.add(result.trajectory)
-                steps = result.steps
-                self.counters.env_steps += steps
+                if (rows := result.trajectory) is not None:
+                    guard.check_data(rows)
+                    buffer.add(rows)
+                    self.workflow.absorb(rows)
+                self.counters.env_steps += (steps := result.steps)
                 self.counters.episodes += result.episodes
                 self.note(numbers_of(result.metrics, "collect"))
             elif action == "evaluate":
@@ -170,6 +171,7 @@ class Orchestrator:
         """Metrics for the next row, and for the conditions of phases."""
         self.scheduler.observe(numbers)
         self.progress.note(numbers, mean=mean)
+        self.on_note(numbers)
 
     def write_row(self) -> None:
         """One row of metrics.jsonl (the same in every resumed run) and one of timing.jsonl."""

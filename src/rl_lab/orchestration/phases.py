@@ -100,6 +100,7 @@ class PhaseScheduler:
                 "policy": phase.policy,
                 "progress": self._progress(phase),
                 "step": self.total_steps,
+                "phase_steps": self.steps,
             }
         )
 
@@ -122,7 +123,10 @@ class PhaseScheduler:
             return
         if self.cycle_progress == 0 and phase.type != "eval_only":
             raise ConfigError(
-                [f"phase '{phase.name}' makes no progress: its buffer never has enough to learn"]
+                [
+                    f"phase '{phase.name}' makes no progress: its buffer never has enough to learn "
+                    "(a phase that does not collect needs type: offline)"
+                ]
             )
         self.hook = self.cycle_progress = 0
         self.cycles += 1

@@ -19,6 +19,7 @@ from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.progress import numbers_of
 from rl_lab.orchestration.session import find_weights
 from rl_lab.orchestration.validation import validate
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import MANIFEST, CorruptCheckpoint, read_tree
 from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.records.sinks import Sinks
@@ -57,7 +58,7 @@ def replay(reference: str, root: Path) -> Replay:
     failure = None
     with TemporaryDirectory(prefix="rl-lab-replay-") as folder:
         try:
-            _again(config, tree, hook, step, root, Path(folder))
+            _again(config, tree, hook, step, root, Path(folder), _checkpoints_beside(where))
         except NonFiniteError as error:
             failure = error
             failure.__notes__ = []  # they name a dump of this replay, which goes with the folder
@@ -78,7 +79,15 @@ def find_dump(reference: str, root: Path) -> Path:
     return max(dumps, key=lambda each: each.stat().st_mtime_ns)
 
 
-def _again(config: RunConfig, tree: Tree, hook: str, step: int, root: Path, folder: Path) -> None:
+def _again(
+    config: RunConfig,
+    tree: Tree,
+    hook: str,
+    step: int,
+    root: Path,
+    folder: Path,
+    checkpoints: CheckpointStore,
+) -> None:
     state, batch = tree["state"], tree["batch"]
     weights = find_weights(config.training.warm_start, root) if state is None else None
     made = build_run(
@@ -87,7 +96,9 @@ def _again(config: RunConfig, tree: Tree, hook: str, step: int, root: Path, fold
     run = made[0]
     with closing(run):
         if state is not None:
-            run.load({**state, "metrics_offset": 0})  # its rows stay in its own folder
+            parts = _with_rows(state["parts"], run, hook, checkpoints)
+            # its rows of metrics stay in its own folder
+            run.load({**state, "parts": parts, "metrics_offset": 0})
         if hook == "collect":
             _until_after(run, step)
         elif hook == guard.SAVE:
@@ -98,6 +109,36 @@ def _again(config: RunConfig, tree: Tree, hook: str, step: int, root: Path, fold
             batch = map_leaves(lambda leaf: _on(leaf, config.experiment.device), batch)
             metrics = run.hooks[hook](batch, phase=run.scheduler.view())
             guard.check_update(hook, numbers_of(metrics, hook))
+
+
+def _checkpoints_beside(dump: Path) -> CheckpointStore:
+    """Those of the run whose `crash/` has the dump."""
+    return CheckpointStore(RunDirectory(dump.resolve().parent.parent).checkpoints)
+
+
+def _with_rows(
+    parts: Tree, run: Orchestrator, hook: str, checkpoints: CheckpointStore
+) -> dict[str, Tree]:
+    """The parts of a dump, with the buffers that it left out.
+
+    A hook that failed has its batch and needs no buffer, so an empty one will do. A rollout may
+    come after updates that do.
+    """
+    missing = [name for name, part in parts.items() if part is None]
+    if not missing:
+        return dict(parts)
+    if hook != "collect":
+        fresh = run.state()["parts"]
+        return {**parts, **{name: fresh[name] for name in missing}}
+    step = int(parts["counters"]["env_steps"])
+    try:
+        saved = checkpoints.load(step)[0]["parts"]
+    except UserError as error:
+        raise UserError(
+            f"the dump begins with the {missing[0]} of step {step}, which is only in that "
+            f"checkpoint of its run: {error}"
+        ) from error
+    return {**parts, **{name: saved[name] for name in missing}}
 
 
 def _until_after(run: Orchestrator, step: int) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import yaml
 
-from rl_lab.collect.evaluate import Interrupted
+from rl_lab.collect.evaluate import Evaluation, Interrupted
+from rl_lab.core import registry
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration import guard
@@ -88,6 +89,9 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
     if held := debugger():
         config = for_debugger(config)
         sinks.say(f"{held} is attached: one environment, in this process")
+    warnings: Callable[[RunConfig], list[str]] | None = getattr(config.algorithm, "warnings", None)
+    for line in warnings(config) if warnings else []:
+        sinks.say(f"WARNING: {line}")
     resolved = resolve(config, measure=True, tell=sinks.say)
     chosen = diff(to_tree(config), to_tree(resolved))
     if chosen:
@@ -166,7 +170,7 @@ def find_weights(reference: str | None, root: Path) -> Tree | None:
         return None
     directory, which = find_run(reference, root)
     store = CheckpointStore(directory.checkpoints)
-    return store.load(store.preferred() if which is None else which)[0]["workflow"]
+    return store.load(store.preferred() if which is None else which, rows=False)[0]["workflow"]
 
 
 def _drive(
@@ -184,6 +188,9 @@ def _drive(
             sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
         if config.logging.wandb.enabled:
             before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
+        if config.logging.pictures and orchestrator.workflow.draws:
+            sinks.add(lambda: registry.get("sink", "pictures")(directory.path / "pictures"))
+            orchestrator.on_measure = lambda seen: show_pictures(orchestrator, seen)
     orchestrator.on_rollback = lambda step: _purge(sinks, step)
 
     told = _Told(sinks)
@@ -249,6 +256,13 @@ def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | 
     }
     sinks.add(lambda: WandbSink(options, tell=sinks.say))
     return identity
+
+
+def show_pictures(orchestrator: Orchestrator, evaluation: Evaluation) -> None:
+    """What the algorithm has to show after an evaluation. Its random numbers are lent."""
+    with orchestrator.streams.borrowed("pictures/"):
+        pictures = orchestrator.workflow.pictures(evaluation.paths)
+        orchestrator.sinks.draw(orchestrator.counters.env_steps, pictures)
 
 
 @contextmanager
@@ -333,6 +347,6 @@ def _tested(orchestrator: Orchestrator, episodes: int) -> dict[str, Any]:
         result["best"] = result["last"]
     elif best is not None and best in orchestrator.store.steps():
         # The run is saved and over: what it learned may now become an older self.
-        orchestrator.load_learned(orchestrator.store.load(best)[0])
+        orchestrator.load_learned(orchestrator.store.load(best, rows=False)[0])
         result["best"] = measured()
     return result

@@ -16,6 +16,7 @@ from rl_lab.orchestration.config import (
     named_config_class,
 )
 from rl_lab.orchestration.documents import COMMAND_LINE, Origin, origin_of
+from rl_lab.orchestration.interventions import find_problems
 from rl_lab.orchestration.legacy import new_name
 from rl_lab.orchestration.values import (
     SCALARS,
@@ -67,10 +68,12 @@ def with_defaults(tree: Mapping[str, Any]) -> Mapping[str, Any]:
             wanted = registry.get("workflow", str(name)).defaults
     except (UserError, AttributeError):  # an unknown algorithm is reported where it is written
         return tree
-    own_buffers = mapping(tree.get("buffers"))
-    if own_buffers and not set(own_buffers) & set(wanted.get("buffers", {})):
-        wanted = {key: each for key, each in wanted.items() if key != "buffers"}
-    return merged(wanted, tree)
+    own, known = mapping(tree.get("buffers")), wanted.get("buffers", {})
+    if not own:
+        return merged(wanted, tree)
+    blocks = {key: each for key, each in wanted.items() if key != "buffers"}
+    filled = {name: known[name] for name in own if name in known}  # in the order of the user's
+    return merged(blocks, tree) | {"buffers": {name: merged(filled, own)[name] for name in own}}
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -392,6 +395,8 @@ class Checker:
             except (UserError, ValueError) as error:
                 for message in str(error).splitlines():
                     self.report(*phase_problem(message))
+        for path, message in find_problems(config.training.interventions, config.algorithm):
+            self.report(path, message)
         own_check: Callable[[RunConfig], list[str]] | None = getattr(
             config.algorithm, "check", None
         )

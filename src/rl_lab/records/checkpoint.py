@@ -12,6 +12,7 @@ from zlib import crc32
 
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.options import option
+from rl_lab.records.chunks import delete_files, open_chunks, unnamed_files, write_chunks
 from rl_lab.records.commit import (
     TENSORS,
     CorruptCheckpoint,
@@ -23,6 +24,7 @@ from rl_lab.records.commit import (
     read_tree,
     remove,
     sweep,
+    sync_names,
 )
 from rl_lab.records.faults import fault
 
@@ -78,6 +80,7 @@ class CheckpointStore:
         on_skip: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.directory = directory
+        self.chunks = directory / "chunks"
         self.config = config or CheckpointConfig()
         self.on_skip = on_skip  # told what was skipped, quarantined or could not be deleted
 
@@ -93,8 +96,10 @@ class CheckpointStore:
 
         A second save at one step replaces the first. If it holds the same tensors and brings no
         score, the score it had stays: a last save after an evaluation must not lose the best.
+        Of the logs of buffers only the chunks that are new are written.
         """
-        payload = encode_tree(tree)
+        chunks = write_chunks(self.chunks, tree)
+        payload = encode_tree(tree, inline=False)
         self._settle(step)
         entries = {entry.step: entry for entry in self._entries()}
         before = entries.get(step)
@@ -116,20 +121,25 @@ class CheckpointStore:
                 "permanent": every > 0 and number % every == 0,
                 "score": score if score is not None else _inherited(before, payload[TENSORS]),
             },
+            chunks=chunks,
         )
         self._settle(step)
         fault("ckpt.before_retention")
         self._retain()
         self._link()
+        self._collect()
         return path
 
-    def load(self, which: str | int = "last") -> tuple["Tree", dict[str, Any], Path]:
+    def load(
+        self, which: str | int = "last", *, rows: bool = True
+    ) -> tuple["Tree", dict[str, Any], Path]:
         """State, manifest and folder of `last`, `best` or a step.
 
-        `last` and `best` go on to the next one when a checkpoint is damaged, and say so.
+        `last` and `best` go on to the next one when a checkpoint is damaged, and say so. Without
+        `rows`, the chunks of buffers are not looked at: a policy needs none of them.
         """
         if isinstance(which, int) or which.isdecimal():
-            return self._load_step(int(which))
+            return self._load_step(int(which), rows)
         if which not in ("last", "best"):
             raise UserError(f"unknown checkpoint '{which}'{did_you_mean(which, ['last', 'best'])}")
         skipped: set[Path] = set()
@@ -137,7 +147,7 @@ class CheckpointStore:
             path = self._candidate(which, skipped)
             before = _inode(path)
             try:
-                return *read_tree(path), path
+                return self._read(path, rows)
             except CorruptCheckpoint as error:
                 # While we read, retention may have removed it or a second save replaced it.
                 if before is not None and _inode(path) == before:
@@ -163,19 +173,28 @@ class CheckpointStore:
             if _step(path) > step:
                 remove(path)
         self._link()
+        self._collect()
 
     def clean(self) -> None:
         """Finish or undo what a killed writer left. Only for the holder of the run's lock."""
         sweep(self.directory)
+        sweep(self.chunks)
         for step in self.steps():
             self._settle(step)
+        self._collect()
 
-    def _load_step(self, step: int) -> tuple["Tree", dict[str, Any], Path]:
+    def _read(self, path: Path, rows: bool) -> tuple["Tree", dict[str, Any], Path]:
+        tree, manifest = read_tree(path)
+        if rows:
+            open_chunks(self.chunks, tree, manifest)
+        return tree, manifest, path
+
+    def _load_step(self, step: int, rows: bool) -> tuple["Tree", dict[str, Any], Path]:
         path = self._folders().get(step)
         if path is None:
             raise UserError(f"{self.directory} has no checkpoint at step {step}{self._known()}")
         try:
-            return *read_tree(path), path
+            return self._read(path, rows)
         except CorruptCheckpoint as error:
             raise UserError(f"checkpoint {step} is damaged: {error}; try 'last'") from error
 
@@ -235,6 +254,16 @@ class CheckpointStore:
                 remove(entry.path)
             except OSError as error:  # the new checkpoint is safe; `clean` tries again
                 self.on_skip(f"could not delete {entry.path}: {error}")
+
+    def _collect(self) -> None:
+        """Delete the chunks that no checkpoint names; none at all while one cannot be read."""
+        try:
+            litter = unnamed_files(self.chunks, [read_manifest(path) for path in self._paths()])
+            if litter:  # no checkpoint that needed them may come back without them
+                sync_names(self.directory)
+        except (CorruptCheckpoint, UserError, OSError):
+            return
+        delete_files(litter, self.on_skip)
 
     def _link(self) -> None:
         """Best effort: a file system without links, or a full one, must not fail a good save."""

@@ -2,7 +2,8 @@
 
 A checkpoint is a folder of payload files and a `manifest.json` with the size and CRC of each. It is
 written beside its destination under a `.tmp-` name, fsynced, and renamed. Names that begin with
-`.tmp-` (unfinished) or `.del-` (half deleted) are litter of a crash; `sweep` removes them.
+`.tmp-` (unfinished) or `.del-` (half deleted) are litter of a crash; `sweep` removes them. What
+several checkpoints share lies outside of them, in files that their manifests name as `chunks`.
 """
 
 import errno
@@ -10,8 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -28,7 +29,9 @@ MANIFEST, TENSORS, SKELETON = "manifest.json", "state.safetensors", "state.json"
 TEMPORARY, DELETED = ".tmp-", ".del-"
 
 Payload = Mapping[str, bytes]  # file name -> content
-RESERVED = {"format", "files", "sha256"}  # manifest fields that only this file may set
+Entry = Mapping[str, int]  # what a manifest says of a file: size and crc32
+RESERVED = {"format", "files", "chunks", "sha256"}  # manifest fields that only this file may set
+BLOCK = 1 << 20  # a file that is only checked is never in memory as a whole
 
 
 # What a damaged disk or folder answers; no permission or no memory is not a damage.
@@ -47,14 +50,24 @@ def commit_tree(destination: Path, tree: "Tree", *, manifest: Mapping[str, Any])
     commit_files(destination, encode_tree(tree), manifest=manifest)
 
 
-def commit_files(destination: Path, payload: Payload, *, manifest: Mapping[str, Any]) -> None:
-    """Write a folder of files with its manifest; on an error nothing of it is left behind."""
+def commit_files(
+    destination: Path,
+    payload: Payload,
+    *,
+    manifest: Mapping[str, Any],
+    chunks: Mapping[str, Entry] | None = None,
+) -> None:
+    """Write a folder of files with its manifest; on an error nothing of it is left behind.
+
+    `chunks` are the files outside of the folder that it needs, durable already.
+    """
     if taken := RESERVED & set(manifest):
         raise ValueError(f"manifest fields {sorted(taken)} are set by the commit itself")
     if destination.exists():
         raise FileExistsError(f"{destination} exists: a commit never overwrites")
-    files = {name: {"size": len(data), "crc32": crc32(data)} for name, data in payload.items()}
-    described = encode_manifest({"format": FORMAT, **manifest, "files": files})
+    files = {name: entry_of(data) for name, data in payload.items()}
+    shared = {"chunks": chunks} if chunks else {}
+    described = encode_manifest({"format": FORMAT, **manifest, "files": files, **shared})
 
     parent = destination.parent
     make_directory(parent)
@@ -65,11 +78,11 @@ def commit_files(destination: Path, payload: Payload, *, manifest: Mapping[str, 
         fault("ckpt.after_mkdir")
         for name, data in {**payload, MANIFEST: described}.items():
             _write_new(draft / name, data, point="ckpt")
-        _fsync(draft)
+        sync_names(draft)
         fault("ckpt.after_folder_fsync")
         draft.rename(destination)
         fault("ckpt.after_rename")
-        _fsync(parent)
+        sync_names(parent)
         fault("ckpt.after_parent_fsync")
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
@@ -79,7 +92,7 @@ def commit_files(destination: Path, payload: Payload, *, manifest: Mapping[str, 
 def read_tree(path: Path) -> tuple["Tree", dict[str, Any]]:
     """The state tree and the manifest of a checkpoint, every byte verified first."""
     manifest = read_manifest(path)
-    content = {name: _verified(path / name, entry) for name, entry in manifest["files"].items()}
+    content = {name: read_verified(path / name, entry) for name, entry in manifest["files"].items()}
     for name in (TENSORS, SKELETON):
         if name not in content:
             raise CorruptCheckpoint(f"{path / MANIFEST}: does not list {name}")
@@ -99,17 +112,17 @@ def verify(path: Path) -> dict[str, Any]:
     """Check size and CRC of every file of a checkpoint; the manifest if all is well."""
     manifest = read_manifest(path)
     for name, entry in manifest["files"].items():
-        _verified(path / name, entry)
+        verify_file(path / name, entry)
     return manifest
 
 
-def encode_tree(tree: "Tree") -> Payload:
-    """A state tree as the two payload files of a checkpoint."""
+def encode_tree(tree: "Tree", *, inline: bool = True) -> Payload:
+    """A state tree as the two payload files of a checkpoint; `inline` as for `split`."""
     from safetensors.torch import save  # here: `rl-lab list` needs no torch
 
     from rl_lab.core.state import split
 
-    tensors, skeleton = split(tree)
+    tensors, skeleton = split(tree, inline=inline)
     return {TENSORS: save(tensors), SKELETON: json.dumps(skeleton).encode()}
 
 
@@ -133,8 +146,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         intact = encode_manifest(fields) == raw
         # The envelope (format, files, sha256) never changes: a newer format is readable this far.
         version = int(fields["format"])
-        inside = all(Path(name).name == name for name in fields["files"])
-        typed = all({int(e["size"]), int(e["crc32"])} for e in fields["files"].values())
+        listed = [*fields["files"].items(), *fields.get("chunks", {}).items()]
+        inside = all(Path(name).name == name for name, _ in listed)
+        typed = all({int(entry["size"]), int(entry["crc32"])} for _, entry in listed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{file}: not a manifest: {error!r}") from error
     if not (intact and inside and typed):
@@ -155,16 +169,30 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a single file: a reader sees the old content or the new, also after a power loss."""
     make_directory(path.parent)
+    write_whole(path, data, point="file")
+    sync_names(path.parent)
+    fault("file.after_parent_fsync")
+
+
+def write_whole(path: Path, data: bytes, *, point: str) -> None:
+    """The same, but its name may be lost in a power loss until `sync_names`: once for many."""
     draft = path.parent / f"{TEMPORARY}{path.name}-{uuid4().hex}"
     try:
-        _write_new(draft, data, point="file")
+        _write_new(draft, data, point=point)
         draft.replace(path)
-        fault("file.after_rename")
-        _fsync(path.parent)
-        fault("file.after_parent_fsync")
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+    fault(f"{point}.after_rename")
+
+
+def sync_names(directory: Path) -> None:
+    """Make the names in a folder durable; a rename alone may be forgotten in a power loss."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_directory(path: Path) -> bool:
@@ -178,7 +206,7 @@ def make_directory(path: Path) -> bool:
         if not path.is_dir():
             raise
         return False
-    _fsync(path.parent)
+    sync_names(path.parent)
     return True
 
 
@@ -186,7 +214,7 @@ def move(source: Path, destination: Path) -> None:
     """Rename within one folder, durably."""
     source.rename(destination)
     fault("ckpt.after_move")
-    _fsync(destination.parent)
+    sync_names(destination.parent)
     fault("ckpt.after_move_fsync")
 
 
@@ -237,29 +265,48 @@ def _write_new(path: Path, data: bytes, *, point: str) -> None:
     fault(f"{point}.after_fsync")
 
 
-def _fsync(directory: Path) -> None:
-    """Make the names in a folder durable; a rename alone may be forgotten in a power loss."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def entry_of(data: bytes) -> Entry:
+    """What a manifest says of a file with this content."""
+    return {"size": len(data), "crc32": crc32(data)}
+
+
+def read_verified(path: Path, entry: Entry) -> bytes:
+    """The content of a file that is what its manifest says."""
+    data = _read(path, size=entry["size"])
+    if crc32(data) != entry["crc32"]:
+        raise CorruptCheckpoint(f"{path}: content does not match its checksum")
+    return data
+
+
+def verify_file(path: Path, entry: Entry) -> None:
+    """The same without keeping the content."""
+    with _damage_named(path):
+        _check_size(path, entry["size"])
+        checksum = 0
+        with path.open("rb") as file:
+            while block := file.read(BLOCK):
+                checksum = crc32(block, checksum)
+    if checksum != entry["crc32"]:
+        raise CorruptCheckpoint(f"{path}: content does not match its checksum")
+
+
+def _read(path: Path, *, size: int | None = None) -> bytes:
+    with _damage_named(path):
+        _check_size(path, size)
+        return path.read_bytes()
+
+
+def _check_size(path: Path, size: int | None) -> None:
+    found = path.stat().st_size
+    if size is not None and found != size:  # before a byte is allocated
+        raise CorruptCheckpoint(f"{path}: {found} bytes, the manifest says {size}")
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _verified(path: Path, entry: Mapping[str, int]) -> bytes:
-    return _read(path, size=entry["size"], checksum=entry["crc32"])
-
-
-def _read(path: Path, *, size: int | None = None, checksum: int | None = None) -> bytes:
-    try:
-        found = path.stat().st_size
-        if size is not None and found != size:  # before a byte is allocated
-            raise CorruptCheckpoint(f"{path}: {found} bytes, the manifest says {size}")
-        data = path.read_bytes()
+        yield
     except OSError as error:
         if error.errno not in DAMAGE:
             raise
         raise CorruptCheckpoint(f"{path}: {error.strerror}") from error
-    if checksum is not None and crc32(data) != checksum:
-        raise CorruptCheckpoint(f"{path}: content does not match its checksum")
-    return data

@@ -13,6 +13,8 @@ from rl_lab.core.errors import UserError
 if TYPE_CHECKING:
     from torch.utils.tensorboard import FileWriter
 
+    from rl_lab.core.picture import Picture
+
 
 FLUSH_SECONDS = 1.0  # between two moments at which TensorBoard's file is brought up to date
 
@@ -22,6 +24,9 @@ class Sink:
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Show one row of metrics."""
+
+    def draw(self, step: int, pictures: Mapping[str, "Picture"]) -> None:
+        """Show pictures of the algorithm, by name."""
 
     def say(self, message: str) -> None:
         """Show a message to a human, where there is one."""
@@ -62,6 +67,10 @@ class Sinks:
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Show one row everywhere."""
         self._each(lambda sink: sink.write(step, row))
+
+    def draw(self, step: int, pictures: Mapping[str, "Picture"]) -> None:
+        """Show pictures everywhere."""
+        self._each(lambda sink: sink.draw(step, pictures))
 
     def say(self, message: str) -> None:
         """Tell the human, and put a line with the time into the log file."""

@@ -60,6 +60,10 @@ class Workflow(ABC):
         """`act` as a pure function, if rollouts may be compiled whole with it."""
         return None
 
+    def absorb(self, trajectory: Batch) -> None:
+        """Fresh rows have reached a buffer, whoever acted: statistics may take note of them."""
+        return
+
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
         """What an update hook is given; None: there is nothing to do, which counts as nothing."""
         return buffer.sample() if buffer.ready() else None

@@ -69,12 +69,21 @@ class ReplayConfig:
                     f"batch_size {self.batch_size} is larger than buffers.{name}.capacity, "
                     f"{capacity}"
                 )
-        if self.learning_starts >= run.training.total_timesteps:
-            problems.append(
-                f"learning_starts {self.learning_starts} leaves nothing of "
-                f"training.total_timesteps {run.training.total_timesteps} to learn in"
-            )
+            if getattr(buffer, "only", None):
+                problems.append(f"learning needs all of buffers.{name}: its `only` must be empty")
+            if self.n_step > 1 and getattr(buffer, "type", "") == "her":
+                problems.append(f"n_step must be 1 with buffers.{name} of type her")
         return problems
+
+    def warnings(self, run: Any) -> list[str]:
+        """What is legal and probably not meant."""
+        total = run.training.total_timesteps
+        if self.learning_starts < total:
+            return []
+        return [
+            f"nothing is learned in {total} steps: algorithm.learning_starts is "
+            f"{self.learning_starts}"
+        ]
 
 
 class ReplayWorkflow(Workflow):
@@ -112,8 +121,11 @@ class ReplayWorkflow(Workflow):
         """Minibatches for all gradient steps that are due, [K, B, …]; one if nothing is played."""
         now = at(self.config, phase["step"])
         offline = phase["type"] == "offline"
+        # Steps of phases that only collect earn nothing: this one would have to learn them at once.
+        begun = phase["step"] - phase.get("phase_steps", phase["step"])
+        self.earned.seen = max(self.earned.seen, begun)
         due = 1 if offline else self.earned.count(phase["step"], now.replay_ratio)
-        if due == 0 or len(buffer) == 0:
+        if due == 0 or not buffer.ready():
             return None
         return buffer.sample(now.batch_size, due, n_step=now.n_step, beta=now.importance_beta)
 
@@ -141,7 +153,8 @@ class ReplayWorkflow(Workflow):
             buffer.reprioritize(batch[INDEX], torch.stack(errors))  # type: ignore[attr-defined]
         if phase["type"] != "offline":
             self.earned.spend(count)
-        averages = {name: _mean([step[name] for step in steps]) for name in steps[0]}
+        names = dict.fromkeys(name for step in steps for name in step)  # not all do everything
+        averages = {name: _mean([s[name] for s in steps if name in s]) for name in names}
         return {**averages, "gradient_steps": self.gradient_steps}
 
     @abstractmethod

@@ -51,6 +51,7 @@ class CountBonus(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     training_only = True
+    changes_reward = True
 
     def __init__(
         self,

@@ -1,0 +1,332 @@
+"""SAC: soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv:1812.05905).
+
+Reads top to bottom: config, soft values, losses, workflow. A policy is paid for its entropy as well
+as for its reward; α weighs the two and is moved until the entropy is what was asked for. With
+discrete actions the same equations are expectations over all of them, and nothing is sampled
+(Christodoulou 2019, arXiv:1910.07207).
+
+Departures from the paper: gradients are clipped, at a norm that only accidents reach; a return of
+several steps leaves out the entropies on its way; critics may be more than two, and the target may
+look at a random few of them (REDQ, Chen et al. 2021, arXiv:2101.05982).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.core.batch import (
+    ACTION,
+    NEXT_OBS,
+    OBS,
+    REWARD,
+    STEPS,
+    TERMINATED,
+    WEIGHT,
+    Action,
+    Batch,
+    Metrics,
+)
+from rl_lab.core.distributions import Categorical, SquashedGaussian
+from rl_lab.core.optim import FlatOptimizer
+from rl_lab.core.options import option
+from rl_lab.core.protocols import WorkflowContext
+from rl_lab.core.returns import n_step_return
+from rl_lab.core.schedule import at, extremes
+from rl_lab.core.spec import Box, Space
+from rl_lab.core.target import Target
+from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.networks.ensemble import QEnsemble
+from rl_lab.networks.fast import fast_actor
+from rl_lab.networks.normalizer import make_normalizer, normalize_mode
+from rl_lab.networks.squashed import SoftActor
+from rl_lab.workflows.replay import ERROR, ReplayConfig, ReplayWorkflow
+
+Reduce = Literal["min", "mean"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(ReplayConfig):
+    """Hyperparameters of SAC. Any float may be a schedule."""
+
+    critics: int = option(2, "Q-functions that are trained side by side")
+    subset: int | None = option(
+        None, "critics drawn at random for each target, which takes their minimum (all if null)"
+    )
+    actor_value: Reduce = option("min", "what the actor makes of the critics: min, or mean")
+    temperature: Literal["auto"] | float = option(
+        "auto", "weight of the entropy (alpha): auto is learned, a number is fixed"
+    )
+    initial_temperature: float = option(1.0, "where a learned temperature starts")
+    target_entropy: Literal["auto"] | float = option(
+        "auto", "entropy to keep: auto is minus the action dimensions, or a share of the largest"
+    )
+    target_entropy_scale: float = option(
+        0.89, "discrete actions: that share of log(number of actions)"
+    )
+    target_rate: float = option(5e-3, "how far target critics move towards the critics (tau)")
+    target_every: int = option(1, "gradient steps between two moves of the target critics")
+    actor_every: int = option(1, "gradient steps of the critics per step of actor and temperature")
+    actor_learning_rate: float | None = option(None, "learning_rate of the actor, if another")
+    critic_learning_rate: float | None = option(None, "learning_rate of the critics, if another")
+    temperature_learning_rate: float | None = option(
+        None, "learning_rate of the temperature, if another"
+    )
+    reward_scale: float = option(1.0, "factor of every reward that is learned from")
+    max_grad_norm: float = option(1000.0, "largest norm of a gradient: a brake for accidents")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
+        for name in ("critics", "target_every", "actor_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.subset is not None and not 1 <= self.subset <= self.critics:
+            raise ValueError(f"subset must be in 1 … critics ({self.critics}), got {self.subset}")
+        rates = [f"{part}_learning_rate" for part in ("actor", "critic", "temperature")]
+        for name in ("target_rate", "initial_temperature", "reward_scale", *rates):
+            value = getattr(self, name)
+            if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
+                raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
+        if extremes(self.target_rate)[1] > 1:
+            raise ValueError(f"target_rate must be at most 1, got {extremes(self.target_rate)[1]}")
+        if self.temperature != "auto" and self.temperature < 0:
+            raise ValueError(f"temperature must be auto, or 0 or more, got {self.temperature:g}")
+
+    def check(self, run: Any) -> list[str]:
+        """Problems that only show together with the rest of the configuration."""
+        problems = super().check(run)
+        if run.network.memory.type != "none":
+            problems.append(f"sac has no memory: network.memory is {run.network.memory.type}")
+        if run.environment.normalize_reward:
+            problems.append(
+                "environment.normalize_reward would change rewards that are in the buffer already: "
+                "use algorithm.reward_scale"
+            )
+        if run.compute.compile == "on":
+            problems.append("compute.compile has nothing to gain in sac: use auto or off")
+        return problems
+
+
+def soft_value(
+    policy: SquashedGaussian | Categorical, critic: Any, noise: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Q [B] of what the policy does, and its log π [B]: of one sample, or expected over all."""
+    if isinstance(policy, Categorical):
+        chances = policy.log_probs.exp()
+        return (chances * critic(None)).sum(-1), (chances * policy.log_probs).sum(-1)
+    assert noise is not None
+    action, log_prob = policy.draw(noise)
+    return critic(action), log_prob
+
+
+def bellman_target(
+    reward: Tensor,
+    discount: Tensor | float,
+    terminated: Tensor,
+    next_q: Tensor,
+    next_log_prob: Tensor,
+    alpha: Tensor,
+) -> Tensor:
+    """r + γ (Q − α log π), eq. 2 and 3. Nothing follows a termination; a truncation hides it."""
+    return reward + discount * torch.where(terminated, 0.0, next_q - alpha * next_log_prob)
+
+
+def reduced(q: Tensor, how: Reduce, chosen: Tensor | None = None) -> Tensor:
+    """[N, …] to […]: the smallest of the critics (or of the `chosen`), or their mean."""
+    q = q if chosen is None else q[chosen]
+    return q.amin(0) if how == "min" else q.mean(0)
+
+
+def critic_loss(
+    critic: QEnsemble, obs: Any, action: Tensor, target: Tensor, weight: Tensor | None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Half the squared Bellman error of every critic (eq. 5), rows [B] weighted, summed."""
+    q = critic(obs, action)  # [N, B], or [N, B, actions]
+    if not critic.of_pairs:
+        q = q.gather(-1, action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
+    error = q - target
+    square = error.square() if weight is None else weight * error.square()
+    loss = 0.5 * square.mean(-1).sum()
+    fixed = q.detach()
+    return loss, {
+        "q_mean": fixed.mean(),
+        "q_spread": fixed.amax(0).sub_(fixed.amin(0)).mean(),
+        ERROR: error.detach().abs().mean(0),
+    }
+
+
+def actor_loss(
+    actor: SoftActor, obs: Any, critic: QEnsemble, noise: Tensor | None, alpha: Tensor, how: Reduce
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """α log π − Q (eq. 7); gradients flow through the action, not into the critics."""
+    policy = actor(obs)
+    judge = lambda action: reduced(critic(obs, action, frozen=True), how)  # noqa: E731
+    q, log_prob = soft_value(policy, judge, noise)
+    metrics = {"log_prob": log_prob, "entropy": -log_prob.detach().mean()}
+    if isinstance(policy, SquashedGaussian):
+        log_std = policy.log_std.detach()
+        metrics |= {"log_std": log_std.mean(), "log_std_min": log_std.amin()}
+        metrics |= {"log_std_max": log_std.amax()}
+    return (alpha * log_prob - q).mean(), metrics
+
+
+class Temperature(nn.Module):
+    """α > 0, by its logarithm."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(initial)))
+
+
+def temperature_loss(
+    temperature: Temperature, log_prob: Tensor, target_entropy: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Raises log α while the entropy −log π is below the target, and lowers it above (eq. 17)."""
+    missing = (log_prob.detach() + target_entropy).mean()
+    return -temperature.log_alpha * missing, {}
+
+
+def entropy_goal(config: SACConfig, action: Space) -> float:
+    """What `auto` means: minus the dimensions of a Box, or a share of the largest entropy."""
+    if config.target_entropy != "auto":
+        return config.target_entropy
+    if isinstance(action, Box):
+        return -float(action.size)
+    return config.target_entropy_scale * math.log(getattr(action, "n", 1))
+
+
+class SAC(ReplayWorkflow):
+    """Critics learn what the policy is worth, the policy climbs them, α keeps it random."""
+
+    Config: ClassVar[type | None] = SACConfig
+    unit_actions: ClassVar[bool] = True
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **ReplayWorkflow.defaults,
+        "environment": {"num_envs": 1},
+        "network": {
+            "encoder": {"type": "auto", "hidden_dims": [], "image": "conv"},
+            "actor": {"hidden_dims": [256, 256], "activation": "relu"},
+            "critic": {"hidden_dims": [256, 256], "activation": "relu"},
+        },
+    }
+    config: SACConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Networks, their slow copies, optimisers, and the streams of random numbers."""
+        super().initialize(context)
+        run, spec, config = context.config, context.spec, self.config
+        mode = normalize_mode(run.environment.normalize_obs)
+        self.normalizer = make_normalizer(mode, spec.observation).to(context.device)
+        critic = QEnsemble(run.network, spec, config.critics).to(context.device)
+        lent = critic.encoder if run.network.shared_torso else None
+        self.actor = SoftActor(run.network, spec, lent).to(context.device)
+        self.critic, self.target = critic, Target(critic)
+        self.temperature = Temperature(at(config, 0).initial_temperature).to(context.device)
+        self.critic_optimizer = FlatOptimizer(critic, critic_loss, config.optimizer)
+        loss = partial(actor_loss, how=config.actor_value)
+        self.actor_optimizer = FlatOptimizer(self.actor, loss, config.optimizer)
+        self.temperature_optimizer = (
+            FlatOptimizer(self.temperature, temperature_loss, config.optimizer)
+            if config.temperature == "auto"
+            else None
+        )
+        self.fast = fast_actor(self.actor, self.normalizer)
+        self.fast_rng = context.rng.numpy("actions")
+        self.action_rng = context.rng.torch("actions", context.device)
+        self.noise_rng = context.rng.torch("updates", context.device)
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Sample, or take the action of the mean."""
+        if self.fast is not None:
+            return Action(self.fast(obs.numpy(), None if deterministic else self.fast_rng), state)
+        with torch.no_grad():
+            policy = self.actor(self.normalizer(obs))
+            if deterministic:
+                return Action(policy.mode(), state)
+            if isinstance(policy, Categorical):
+                return Action(policy.sample(self.action_rng), state)
+            noise = torch.empty_like(policy.mean).normal_(generator=self.action_rng)
+            return Action(policy.draw(noise)[0], state)
+
+    def absorb(self, trajectory: Batch) -> None:
+        """Observation statistics take each fresh frame once."""
+        self.normalizer.absorb(map_leaves(lambda leaf: leaf.cpu().numpy(), trajectory[OBS]))
+
+    def learn(self, rows: Batch, now: SACConfig) -> Metrics:
+        """One step of the critics; one of actor and temperature, and of the targets, if due."""
+        obs = self.normalizer(rows[OBS])
+        alpha = self.alpha(now)
+        target = self.bootstrap(rows, alpha, now)
+        metrics = self._step("critic", now, obs, rows[ACTION], target, rows.get(WEIGHT))
+        metrics |= {"target": target.mean(), "alpha": alpha}
+        if self.gradient_steps % now.actor_every == 0:
+            metrics |= self._step("actor", now, obs, self.critic, self.noise(obs), alpha)
+            log_prob = metrics.pop("log_prob")
+            if self.temperature_optimizer is not None:
+                goal = entropy_goal(now, self.context.spec.action)
+                metrics |= self._step("temperature", now, log_prob, goal)
+        if self.gradient_steps % now.target_every == 0:
+            self.target.follow(self.critic_optimizer.state.flat, now.target_rate)
+        return metrics
+
+    @torch.no_grad()
+    def bootstrap(self, rows: Batch, alpha: Tensor, now: SACConfig) -> Tensor:
+        """What the critics should say of these rows [B], by their slow copies."""
+        next_obs = self.normalizer(rows[NEXT_OBS])
+        chosen = None
+        if now.subset is not None:
+            order = torch.randperm(now.critics, generator=self.noise_rng, device=alpha.device)
+            chosen = order[: now.subset]
+        q, log_prob = soft_value(
+            self.actor(next_obs),
+            lambda action: reduced(self.target.module(next_obs, action), "min", chosen),
+            self.noise(next_obs),
+        )
+        reward, discount = n_step_return(rows[REWARD], rows.get(STEPS), now.gamma)
+        reward = now.reward_scale * reward
+        return bellman_target(reward, discount, rows[TERMINATED], q, log_prob, alpha)
+
+    def alpha(self, now: SACConfig) -> Tensor:
+        """The temperature as a number without a gradient."""
+        log_alpha = self.temperature.log_alpha.detach()
+        if now.temperature == "auto":
+            return log_alpha.exp()
+        return torch.full_like(log_alpha, now.temperature)
+
+    def noise(self, obs: Any) -> Tensor | None:
+        """Normal numbers for one action per row; discrete actions are not sampled."""
+        action, leaf = self.context.spec.action, first_leaf(obs)
+        if not isinstance(action, Box):
+            return None
+        empty = torch.empty(len(leaf), action.size, device=leaf.device)
+        return empty.normal_(generator=self.noise_rng)
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """Critics, actor, and a temperature that is learned."""
+        found = {"critic": self.critic_optimizer, "actor": self.actor_optimizer}
+        if self.temperature_optimizer is not None:
+            found["temperature"] = self.temperature_optimizer
+        return found
+
+    def slow(self) -> list[Tensor]:
+        """The target critics."""
+        return [self.target.flat]
+
+    def _step(self, name: str, now: SACConfig, *inputs: Any) -> Metrics:
+        """One step of Adam; its loss and the gradient's norm are named after what was trained."""
+        own = getattr(now, f"{name}_learning_rate")
+        rate = now.learning_rate if own is None else own
+        metrics = self.optimizers()[name].step(
+            *inputs,
+            learning_rate=torch.tensor(rate, device=self.context.device),
+            max_grad_norm=torch.tensor(now.max_grad_norm, device=self.context.device),
+        )
+        del metrics["gradient"]
+        metrics[f"{name}_loss"] = metrics.pop("loss")
+        metrics[f"grad_norm/{name}"] = metrics.pop("grad_norm")
+        return metrics

@@ -1,0 +1,47 @@
+"""Learning bars of DQN: each preset's best checkpoint must reach its return, broken twins must not.
+
+Three seeds each, judged by 20 greedy test episodes on seeds that neither training nor evaluation
+has seen. Slow: `make learn`.
+"""
+
+import pytest
+import torch
+
+from rl_lab import api
+from rl_lab.workflows import dqn
+
+pytestmark = pytest.mark.slow
+SEEDS = (1, 2, 3)
+
+
+def best_return(tmp_path, spec: str, seed: int, *overrides: str) -> float:
+    outcome = api.train(
+        spec, seed=seed, runs_dir=tmp_path, overrides=["logging.tensorboard=false", *overrides]
+    )
+    return outcome.summary["test"]["best"]["return_mean"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("spec", "steps", "bar"),
+    [
+        ("CartPole-v1:dqn", 50_000, 450),
+        ("Acrobot-v1:dqn", 100_000, -100),
+        ("LunarLander-v3:dqn", 150_000, 100),
+    ],
+)
+def test_learns(tmp_path, spec, steps, bar, seed):
+    assert best_return(tmp_path, spec, seed, f"training.total_timesteps={steps}") >= bar
+
+
+def test_a_target_that_judges_the_wrong_action_does_not_learn(tmp_path, monkeypatch):
+    """The broken twin: the worst action is chosen for the bootstrap."""
+    honest = dqn.chosen_value
+    monkeypatch.setattr(dqn, "chosen_value", lambda choice, *rest: honest(-choice, *rest))
+    assert best_return(tmp_path, "CartPole-v1:dqn", 1) < 200
+
+
+def test_a_target_of_noise_does_not_learn(tmp_path, monkeypatch):
+    """The broken twin: what the future is worth says nothing."""
+    monkeypatch.setattr(dqn, "chosen_value", lambda choice, *_: 10 * torch.randn(len(choice)))
+    assert best_return(tmp_path, "CartPole-v1:dqn", 1) < 200

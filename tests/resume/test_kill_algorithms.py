@@ -1,0 +1,61 @@
+"""Every algorithm is killed three times; buffers, sum-trees and accounts of updates included."""
+
+import pytest
+from killing import check_killed
+
+# 4 environments; a collect call is 16 vector steps, so checkpoints (every 256 steps) fall between.
+UNIT = "algorithm.rollout_steps=16"
+REPLAY = ["algorithm.learning_starts=64", "algorithm.batch_size=16", "algorithm.train_every=16"]
+REPLAY += ["algorithm.replay_ratio=0.07", "buffers.replay.capacity=400"]  # it wraps, and owes
+SMALL_HEADS = ["network.actor.hidden_dims=[8]", "network.critic.hidden_dims=[8]"]
+PRIORITIZED = ["buffers.replay.type=prioritized", "algorithm.n_step=3"]
+HER = ["environment.vectorization=sync", "buffers.replay.type=her"]
+
+OFTEN = {
+    "dqn prioritized": ["CartPole-v1:random", "algorithm.name=dqn", *REPLAY, *PRIORITIZED],
+    "sac": ["Pendulum-v1:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS],
+}
+REST = {
+    "dqn": ["CartPole-v1:random", "algorithm.name=dqn", *REPLAY, "algorithm.dueling=true"],
+    "dqn her": ["PointGoalDiscrete-v0:random", "algorithm.name=dqn", *REPLAY, *HER],
+    "sac discrete": ["CartPole-v1:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS],
+    "sac her": ["PointGoal-v0:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS, *HER],
+    "sac observed": [
+        "Pendulum-v1:random",
+        "algorithm.name=sac",
+        "environment.normalize_obs=true",
+        *REPLAY,
+        *SMALL_HEADS,
+        *PRIORITIZED,
+    ],
+    "sql": ["MultiGoal-v0:random", "algorithm.name=sql", *REPLAY, *SMALL_HEADS],
+    "reinforce": [
+        "CartPole-v1:random",
+        "algorithm.name=reinforce",
+        UNIT,
+        "algorithm.batch_steps=150",
+        "algorithm.policy_targets=advantages",
+    ],
+    "q_learning": [
+        "FrozenLake-v1:random",
+        "algorithm.name=q_learning",
+        UNIT,
+        "algorithm.double=true",
+    ],
+    "sarsa": ["FrozenLake-v1:random", "algorithm.name=sarsa", UNIT],
+    **{
+        name: ["Bandit-v0:random", f"algorithm.name={name}", UNIT]
+        for name in ("epsilon_greedy", "ucb", "gradient_bandit", "thompson")
+    },
+}
+
+
+@pytest.mark.parametrize("words", OFTEN.values(), ids=OFTEN)
+def test_killed_three_times(tmp_path, words):
+    check_killed(tmp_path, *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", REST.values(), ids=REST)
+def test_killed_three_times_everywhere(tmp_path, words):
+    check_killed(tmp_path, *words)
