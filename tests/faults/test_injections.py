@@ -86,11 +86,10 @@ class Injection:
             self.spoil(batch["reward"])
         return (batch,)
 
-    def in_gradient(self, state, rate, limit, gradient, *rest):
+    def in_gradient(self, state, rate, limit, found, *rest):
         if self.due():
-            gradient = gradient.clone()
-            self.spoil(gradient)
-        return (state, rate, limit, gradient, *rest)
+            self.spoil(found[0])  # the gradient
+        return (state, rate, limit, found, *rest)
 
     def in_state(self, action):
         if self.due():

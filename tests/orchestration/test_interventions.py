@@ -215,3 +215,10 @@ def test_a_mistake_is_told_with_its_place(block, expected):
 def test_all_mistakes_at_once():
     told = refused("{patience: 0, actions: [{key: algorithm.gamma, multiply: -1}]}")
     assert "[0].patience:" in told and "actions[0].multiply:" in told
+
+
+def test_a_metric_that_is_never_reported_is_told_at_the_end(tmp_path):
+    rule = "training.interventions=[{metric: eval/retrn_mean, actions: ["
+    rule += "{key: algorithm.learning_rate, multiply: 0.5, min: 1e-5}]}]"
+    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", rule)
+    assert "no 'eval/retrn_mean' was ever reported" in outcome.run.log_file.read_text()

@@ -449,7 +449,7 @@ def test_impossible_combinations_are_refused_before_anything_is_built(overrides,
 
 def test_other_actions_are_declined_with_advice(tiny):
     with pytest.raises(
-        UserError, match="dqn needs Discrete actions, 'Pendulum-v1' has Box: use sac"
+        UserError, match="dqn needs Discrete actions, 'Pendulum-v1' has Box: use ppo, or sac"
     ):
         tiny("Pendulum-v1:dqn_none", *SMALL)
 

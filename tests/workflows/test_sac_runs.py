@@ -176,5 +176,5 @@ def test_what_cannot_work_is_refused(word, message):
 
 
 def test_several_indices_are_refused(tiny):
-    with pytest.raises(UserError, match="only a flat Box or Discrete"):
+    with pytest.raises(UserError, match="a flat Box or Discrete; use ppo"):
         tiny(SWITCHES, *SMALL)

@@ -361,7 +361,7 @@ def test_values_that_cannot_work_are_refused(settings, message):
 
 
 def test_what_it_cannot_do_is_said_before_the_run(tiny):
-    with pytest.raises(UserError, match="sql needs continuous actions, 'CartPole-v1' has none"):
+    with pytest.raises(UserError, match="sql needs a flat Box of actions, 'CartPole-v1' has none"):
         tiny("CartPole-v1:sql", *SMALL)
     with pytest.raises(UserError, match=r"environment\.normalize_obs must be false"):
         tiny("MultiGoal-v0:sql", *SMALL, "environment.normalize_obs=true")

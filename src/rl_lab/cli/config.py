@@ -30,13 +30,32 @@ def run(
     if as_json:
         say_json(tree)
         return 0
-    say(annotated(tree, composed.tree, composed.origins))
+    say(annotated(tree, composed.tree, composed.origins, own_defaults(config)))
     return 0
 
 
-def annotated(tree: Mapping[str, Any], written: Any, origins: Mapping[str, Any]) -> str:
+def own_defaults(config: Any) -> dict[str, str]:
+    """What the chosen algorithm wants of other blocks: path -> `default of dqn`."""
+    from rl_lab.orchestration.catalog import workflow_class
+    from rl_lab.orchestration.config import leaves
+
+    wanted = dict(leaves(workflow_class(config.algorithm).defaults))
+    return dict.fromkeys(wanted, f"default of {config.algorithm.name}")
+
+
+def annotated(
+    tree: Mapping[str, Any],
+    written: Any,
+    origins: Mapping[str, Any],
+    own: Mapping[str, str] | None = None,
+) -> str:
     """The tree as YAML, which reads back as the tree; behind each value, where it came from."""
-    lines = [(text, _origin(path, written, origins)) for path, text in _lines(tree)]
+
+    def origin(path: str) -> str:
+        found = _origin(path, written, origins)
+        return (own or {}).get(path, found) if found == DEFAULT else found
+
+    lines = [(text, origin(path)) for path, text in _lines(tree)]
     width = min(max(len(text) for text, origin in lines if origin), WIDEST)
     return "\n".join(f"{text:{width}}  # {origin}" if origin else text for text, origin in lines)
 

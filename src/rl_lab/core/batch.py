@@ -35,7 +35,7 @@ class Step:
     `obs` is what to act on next (a reset frame where an episode ended), `next_obs` is where the
     step really ended. `valid` is False for rows in which a NEXT_STEP environment only reset
     itself; None means that all rows are valid. `measures` are numbers [N] about the step that are
-    logged by name and that no agent sees.
+    logged by name and that no agent sees; an outcome is NaN except where an episode ended.
     """
 
     obs: Obs

@@ -64,7 +64,7 @@ class SoftActor(nn.Module):
             self.head = PolicyHead(config.actor, width, spec.action, config.log_std_init)
         else:
             kind = f"{type(spec.action).__name__} actions of shape {spec.action.shape}"
-            raise UserError(f"'{spec.id}' has {kind}: only a flat Box or Discrete is supported")
+            raise UserError(f"'{spec.id}' has {kind}: sac takes a flat Box or Discrete; use ppo")
 
     def forward(self, obs: Any) -> SquashedGaussian | Categorical:
         """[B, …] to a distribution with batch shape [B]."""

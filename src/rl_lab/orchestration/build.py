@@ -18,7 +18,14 @@ from rl_lab.collect.stopwatch import Stopwatch, TimedCollector
 from rl_lab.core import registry
 from rl_lab.core.compiled import tell_with
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.core.protocols import Buffer, BufferSetup, Simulator, VectorEnv, WorkflowContext
+from rl_lab.core.protocols import (
+    Buffer,
+    BufferSetup,
+    Replay,
+    Simulator,
+    VectorEnv,
+    WorkflowContext,
+)
 from rl_lab.core.seeding import Streams, integer
 from rl_lab.core.spec import Box
 from rl_lab.core.target import Target
@@ -254,9 +261,37 @@ def make_phases(
             for kind, name in asked
             if name and name not in (known := legal[kind])
         ]
+    problems = problems or buffer_problems(workflow, phases, buffers)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return phases
+
+
+def buffer_problems(
+    workflow: Workflow, phases: Sequence[PhaseDefinition], buffers: Mapping[str, Buffer]
+) -> list[str]:
+    """Buffers that an algorithm cannot learn from, and parts of a union that nobody fills."""
+    first, kind = next(iter(buffers)), type(workflow).__name__
+    collecting = [buffers[p.buffer or first] for p in phases if "collect" in p.hooks]
+    filled = {id(next(iter(getattr(each, "parts", {"": each}).values()))) for each in collecting}
+    problems = []
+    learning = [p.buffer or first for p in phases if set(p.hooks) - {"collect", "evaluate"}]
+    for name in dict.fromkeys(learning):
+        buffer = buffers[name]
+        if workflow.replays and not isinstance(buffer, Replay):
+            problems.append(
+                f"buffers.{name}: {kind} learns from a replay buffer, such as {{type: uniform}}"
+            )
+        if isinstance(buffer, Replay) and type(workflow).sample is Workflow.sample:
+            problems.append(
+                f"buffers.{name}: {kind} learns from the latest rollout, use {{type: rollout}}"
+            )
+        problems += [
+            f"buffers.{name}: nothing is ever collected into its part '{part}'"
+            for part, each in getattr(buffer, "parts", {}).items()
+            if id(each) not in filled and not each.ready()
+        ]
+    return problems
 
 
 def make_buffers(

@@ -229,4 +229,13 @@ def watch_metrics(run: "Orchestrator") -> None:
             run.sinks.say(line)
         run.progress.note({"train/interventions": rules.count}, mean=False)
 
+    def tell_unseen() -> None:
+        if run.counters.env_steps >= run.config.training.total_timesteps:
+            for rule, best in zip(rules.rules, rules.best, strict=True):
+                if best is None:
+                    run.sinks.say(
+                        f"WARNING: training.interventions: no '{rule.metric}' was ever reported"
+                    )
+
     run.on_note = look
+    run.resources.callback(tell_unseen)  # before the sinks are closed

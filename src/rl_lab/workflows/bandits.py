@@ -245,7 +245,7 @@ class BanditAgent(Workflow):
 
 
 class EpsilonGreedy(BanditAgent):
-    """Section 2.2; with epsilon 0 it is the greedy agent."""
+    """Mostly the arm that has paid best, sometimes any (section 2.2)."""
 
     Config: ClassVar[type | None] = EpsilonGreedyConfig
     config: EpsilonGreedyConfig
@@ -267,7 +267,7 @@ class EpsilonGreedy(BanditAgent):
 
 
 class UCB(BanditAgent):
-    """Section 2.7."""
+    """The arm with the highest upper confidence bound (section 2.7)."""
 
     Config: ClassVar[type | None] = UCBConfig
     config: UCBConfig
@@ -283,7 +283,7 @@ class UCB(BanditAgent):
 
 
 class GradientBandit(BanditAgent):
-    """Section 2.8; `values` are preferences."""
+    """Climbs the expected reward by preferences, which `values` are (section 2.8)."""
 
     Config: ClassVar[type | None] = GradientBanditConfig
     config: GradientBanditConfig

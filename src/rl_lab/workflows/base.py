@@ -31,6 +31,7 @@ class Workflow(ABC):
     phases: ClassVar[list[dict[str, Any]]] = []  # default phases; [] = collect, then every update
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # component role -> methods called
     defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used where the user says nothing
+    replays: ClassVar[bool] = False  # it learns from a replay buffer
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
 

@@ -177,7 +177,8 @@ class DQN(ReplayWorkflow):
         if not isinstance(context.spec.action, Discrete):
             kind = type(context.spec.action).__name__
             raise UserError(
-                f"dqn needs Discrete actions, '{context.spec.id}' has {kind}: use sac or ppo"
+                f"dqn needs Discrete actions, '{context.spec.id}' has {kind}: "
+                "use ppo, or sac for a Box"
             )
         mode = normalize_mode(run.environment.normalize_obs)
         self.model = QNetwork(run.network, context.spec, mode, dueling=config.dueling)

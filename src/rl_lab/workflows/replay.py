@@ -89,6 +89,7 @@ class ReplayConfig:
 class ReplayWorkflow(Workflow):
     """Collect a little, then take the gradient steps that were earned."""
 
+    replays: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "uniform"}}}
     config: ReplayConfig
 

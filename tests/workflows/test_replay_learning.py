@@ -279,3 +279,26 @@ def test_a_run_that_ends_before_it_learns_is_warned_of():
     assert "nothing is learned in 1024 steps" in config.algorithm.warnings(config)[0]
     config = tiny_config(SPEC, *SMALL)
     assert config.algorithm.warnings(config) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([SPEC, "buffers.replay.type=rollout"], "Little learns from a replay buffer"),
+        ([SPEC, "buffers=null"], "Little learns from a replay buffer"),
+        (["CartPole-v1:ppo_none", "buffers.replay.type=uniform"], "learns from the latest rollout"),
+        (
+            [
+                SPEC,
+                "buffers={replay: {type: uniform}, d: {type: uniform},"
+                " u: {type: union, of: {replay: 0.5, d: 0.5}}}",
+                "training.phases=[{buffer: u, hooks: [collect, update]}]",
+            ],
+            "nothing is ever collected into its part 'd'",
+        ),
+    ],
+)
+def test_a_buffer_that_cannot_be_learned_from_is_refused(tiny, tmp_path, words, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny(*words)
+    assert list(tmp_path.iterdir()) == []
