@@ -437,8 +437,8 @@ def test_bad_values_are_refused(options, problem):
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["network.memory.type=gru"], "no use for network.memory"),
-        (["environment.normalize_reward=true"], "normalize_reward must be off"),
+        (["network.memory.type=gru"], "network.memory has no use here"),
+        (["environment.normalize_reward=true"], "normalize_reward would change rewards"),
         (["network.shared_torso=true"], "network.shared_torso means nothing here"),
     ],
 )

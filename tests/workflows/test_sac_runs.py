@@ -160,8 +160,8 @@ def test_statistics_take_every_fresh_frame_once(tiny):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("environment.normalize_reward=true", "use algorithm.reward_scale"),
-        ("+network.memory.type=gru", "sac has no memory"),
+        ("environment.normalize_reward=true", "normalize_reward would change rewards"),
+        ("+network.memory.type=gru", "network.memory has no use here"),
         ("compute.compile=on", "nothing to gain"),
         ("algorithm.subset=3", r"subset: must be in 1 … critics \(2\), got 3"),
         ("algorithm.target_rate=1.5", "target_rate: must be at most 1, got 1.5"),

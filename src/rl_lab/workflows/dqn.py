@@ -84,12 +84,8 @@ class DQNConfig(ReplayConfig):
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
-        if run.network.memory.type != "none":
-            problems.append("dqn has no use for network.memory: leave it out")
         if run.network.shared_torso:
             problems.append("dqn has one network: network.shared_torso means nothing here")
-        if run.environment.normalize_reward:
-            problems.append("dqn learns from raw rewards: environment.normalize_reward must be off")
         return problems
 
     def gradient_steps(self, run: Any) -> float:

@@ -62,6 +62,13 @@ class ReplayConfig:
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = []
+        if run.network.memory.type != "none":
+            problems.append("network.memory has no use here: minibatches are single transitions")
+        if run.environment.normalize_reward:
+            problems.append(
+                "environment.normalize_reward would change rewards that are in a buffer already: "
+                "leave it off"
+            )
         for name, buffer in run.buffers.items():
             capacity = getattr(buffer, "capacity", None)
             if capacity is not None and capacity < self.batch_size:

@@ -100,13 +100,6 @@ class SACConfig(ReplayConfig):
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
-        if run.network.memory.type != "none":
-            problems.append(f"sac has no memory: network.memory is {run.network.memory.type}")
-        if run.environment.normalize_reward:
-            problems.append(
-                "environment.normalize_reward would change rewards that are in the buffer already: "
-                "use algorithm.reward_scale"
-            )
         if run.compute.compile == "on":
             problems.append("compute.compile has nothing to gain in sac: use auto or off")
         return problems

@@ -85,13 +85,10 @@ class SQLConfig(ReplayConfig):
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
-        if run.network.memory.type != "none":
-            problems.append("sql has no use for network.memory: leave it out")
         if run.network.shared_torso:
             problems.append("sql shares nothing: network.shared_torso means nothing here")
-        for name in ("normalize_obs", "normalize_reward"):
-            if getattr(run.environment, name):
-                problems.append(f"sql does not normalise: environment.{name} must be false")
+        if run.environment.normalize_obs:
+            problems.append("sql does not normalise: environment.normalize_obs must be false")
         return problems
 
     def moved_particles(self) -> int:
