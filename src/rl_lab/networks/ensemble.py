@@ -75,7 +75,7 @@ class QEnsemble(nn.Module):
 
 
 def in_place(module: Module) -> Module:
-    """Let every ReLU write over the layer before it, which nothing needs: a tenth of an update."""
+    """Let every ReLU write over the layer before it, which nothing needs any more."""
     for each in module.modules():
         if isinstance(each, nn.ReLU):
             each.inplace = True
