@@ -92,7 +92,7 @@ class World:
 
         state = self.ppo.initial_state(COUNT)
         return self.collector.collect(
-            unused, steps=steps, state=state, policy=policy or self.policy
+            unused, steps=steps, state=state, policy=lambda: policy or self.policy
         )
 
     def state(self) -> dict[str, Any]:

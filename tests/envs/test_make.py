@@ -11,6 +11,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Discrete
 from rl_lab.envs.classic import ClassicVector
 from rl_lab.envs.make import (
+    FEW,
     EnvironmentConfig,
     list_environments,
     make_vector,
@@ -66,6 +67,9 @@ def test_auto_leaves_the_loop_only_when_nothing_is_in_the_way() -> None:
         return resolve_vectorization(EnvironmentConfig(**settings))
 
     assert chosen(id="CartPole-v1") == "torch"
+    few = EnvironmentConfig(id="CartPole-v1", num_envs=FEW - 1)
+    assert resolve_vectorization(few) == "sync"  # arrays of three are slower than a loop
+    assert resolve_vectorization(few, compiled=True) == "torch"
     assert chosen(id="CartPole-v1", max_episode_steps=10) == "torch"
     assert chosen(id="Taxi-v4") == "sync"
     assert chosen(id="CartPole-v1", kwargs={"sutton_barto_reward": True}) == "sync"

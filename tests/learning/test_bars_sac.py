@@ -44,8 +44,8 @@ def test_with_the_sign_of_the_temperature_s_loss_turned_it_does_not_learn(tmp_pa
     honest = sac.temperature_loss
 
     def turned(*arguments):
-        loss, metrics = honest(*arguments)
-        return -loss, metrics
+        loss, gradient = honest(*arguments)
+        return -loss, -gradient
 
     monkeypatch.setattr(sac, "temperature_loss", turned)
     assert final_return(tmp_path, PENDULUM, 1, "training.total_timesteps=10000") < -250

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.core import compiled
 from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, REWARD, STEPS, TERMINATED, TRUNCATED, WEIGHT
 from rl_lab.core.distributions import Categorical, SquashedGaussian
+from rl_lab.core.errors import ConfigError
 from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
 from rl_lab.core.returns import n_step_return
 from rl_lab.core.schedule import at
@@ -188,7 +190,8 @@ def test_the_actor_loss_by_hand(how, expected):
 
     policy = Fixed(torch.zeros(4, 1), torch.zeros(4, 1))
     noise, alpha = torch.zeros(4, 1), torch.tensor(0.5)
-    loss, metrics = actor_loss(lambda obs: policy, noise, Constant(3, 2.0), noise, alpha, how)
+    judge = Constant(3, 2.0)
+    loss, metrics = actor_loss(lambda obs: policy, noise, judge, noise, alpha, how=how, twin=judge)
     assert loss.item() == expected
     assert metrics["entropy"] == 1.0
 
@@ -198,11 +201,13 @@ def test_the_temperature_rises_when_entropy_is_missing_and_falls_when_there_is_e
     assert entropy_goal(SACConfig(), unit_box(2)) == -2.0
     for log_prob, sign in ((5.0, 1), (-5.0, -1), (2.0, 0)):
         temperature = Temperature(1.0)
-        optimizer = FlatOptimizer(temperature, temperature_loss, OptimizerConfig())
+        optimizer = FlatOptimizer(temperature, None, OptimizerConfig())
+        loss, gradient = temperature_loss(temperature.log_alpha, torch.full((4,), log_prob), -2.0)
+        (by_autograd,) = torch.autograd.grad(loss, [temperature.log_alpha])
+        assert gradient.item() == by_autograd.item() == pytest.approx(2 - log_prob)
         step = {"learning_rate": torch.tensor(0.1), "max_grad_norm": torch.tensor(10.0)}
-        metrics = optimizer.step(torch.full((4,), log_prob), -2.0, **step)
+        optimizer.descend(gradient.reshape(1), loss.detach(), **step)
         assert np.sign(round(temperature.log_alpha.item(), 6)) == sign
-        assert metrics["gradient"].item() == pytest.approx(2 - log_prob)
 
 
 def test_what_auto_means_for_the_entropy():
@@ -216,6 +221,11 @@ def unit_box(size: int) -> Box:
 
 
 # -- who gets a gradient from what ----------------------------------------------------------------
+
+
+def loss_of_actor(workflow, obs, noise, alpha):
+    critic = workflow.critic
+    return actor_loss(workflow.actor, obs, critic, noise, alpha, how="min", twin=critic)
 
 
 def untouched(loss: torch.Tensor, module: torch.nn.Module) -> bool:
@@ -234,7 +244,7 @@ def test_losses_reach_their_own_network_only(sac, spec):
     assert torch.autograd.grad(loss, list(workflow.critic.parameters()), retain_graph=True)
     assert untouched(loss, workflow.actor)
     noise = workflow.noise(rows[OBS])
-    loss, metrics = actor_loss(workflow.actor, rows[OBS], workflow.critic, noise, alpha, "min")
+    loss, _ = loss_of_actor(workflow, rows[OBS], noise, alpha)
     graph = torch.autograd.grad(loss, list(workflow.actor.parameters()), retain_graph=True)
     assert all(each.abs().sum() > 0 for each in graph)
     for other in (workflow.critic, workflow.temperature):
@@ -242,8 +252,6 @@ def test_losses_reach_their_own_network_only(sac, spec):
             loss, list(other.parameters()), allow_unused=True, retain_graph=True
         )
         assert all(each is None for each in found)
-    loss, _ = temperature_loss(workflow.temperature, metrics["log_prob"], -1.0)
-    assert untouched(loss, workflow.actor)
 
 
 @pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE])
@@ -259,7 +267,7 @@ def test_the_order_of_rows_means_nothing(sac, spec):
     torch.testing.assert_close(own, other)
     alpha = torch.tensor(0.3)
     losses = [
-        actor_loss(workflow.actor, each[OBS], workflow.critic, drawn, alpha, "min")[0]
+        loss_of_actor(workflow, each[OBS], drawn, alpha)[0]
         for each, drawn in ((rows, noise), (shuffled, None if noise is None else noise[order]))
     ]
     torch.testing.assert_close(*losses)
@@ -379,3 +387,49 @@ def test_diagnostics_of_every_step(sac):
     assert set(learn(discrete, batch_of(discrete), 1)) == wanted
     spread = {"log_std", "log_std_min", "log_std_max"}
     assert set(learn(continuous, batch_of(continuous), 1)) == wanted | spread
+
+
+# -- compiled ------------------------------------------------------------------------------------
+
+
+def traced(function, *arguments):
+    """Traced, not built: what it reads from outside would be refused here."""
+    inputs: list[torch.Tensor] = []
+    shape = compiled._flatten(arguments, inputs)
+    graph, out_shape = compiled._trace(function, inputs, shape, "it")
+    return compiled._unflatten(iter(graph(*inputs)), out_shape)
+
+
+@pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE])
+def test_target_and_updates_can_be_compiled(sac, spec):
+    workflow = sac(spec, "algorithm.critics=3", "algorithm.subset=2")
+    rows, alpha = batch_of(workflow), torch.tensor(0.3)
+    noise, one = workflow.noise(rows[OBS]), torch.tensor(1.0)
+    used = {name: rows[name] for name in (REWARD, TERMINATED, NEXT_OBS)}
+    critic, actor = workflow.critic_optimizer, workflow.actor_optimizer
+    rest = (alpha, noise, torch.tensor([0, 2]), torch.tensor(0.9), one)
+    expected = workflow.soft_target(used, workflow.actor, workflow.target.module, *rest)
+    target = traced(workflow.soft_target, used, actor.state.flat, workflow.target.flat, *rest)
+    torch.testing.assert_close(target, expected)
+
+    pace = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": torch.tensor(10.0)}
+    for optimizer, eager, by_weights in (
+        (critic, (rows[OBS], rows[ACTION], target, None), (rows[OBS], rows[ACTION], target, None)),
+        (
+            actor,
+            (rows[OBS], workflow.critic, noise, alpha),
+            (rows[OBS], critic.state.flat, noise, alpha),
+        ),
+    ):
+        state = optimizer.snapshot()
+        new, metrics = traced(
+            optimizer._functional_update, state, by_weights, *pace.values(), (), {}
+        )
+        by_hand = optimizer.step(*eager, **pace)
+        torch.testing.assert_close(new.flat, optimizer.state.flat, atol=1e-6, rtol=0)
+        assert set(metrics) == set(by_hand)
+
+
+def test_a_shared_torso_is_not_compiled(sac):
+    with pytest.raises(ConfigError, match=r"network\.shared_torso cannot be compiled"):
+        sac(CONTINUOUS, "network.shared_torso=true", "compute.compile=on")

@@ -162,7 +162,6 @@ def test_statistics_take_every_fresh_frame_once(tiny):
     [
         ("environment.normalize_reward=true", "normalize_reward would change rewards"),
         ("+network.memory.type=gru", "network.memory has no use here"),
-        ("compute.compile=on", "nothing to gain"),
         ("algorithm.subset=3", r"subset: must be in 1 … critics \(2\), got 3"),
         ("algorithm.target_rate=1.5", "target_rate: must be at most 1, got 1.5"),
         ("algorithm.temperature=-1", "temperature: must be auto, or 0 or more, got -1"),

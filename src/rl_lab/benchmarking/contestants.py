@@ -91,7 +91,7 @@ def our_settings(job: Job) -> dict[str, Any]:
         "checkpoint.every_steps": 0,
         "logging.every_steps": 2 * job.steps,
         "compute.compile": "on" if job.compile else "off",
-        "compute.threads": 1,
+        "compute.threads": job.threads,
     }
 
 
@@ -163,7 +163,7 @@ def plain(job: Job) -> Timed:
 
     from rl_lab.benchmarking import plain_dqn, plain_ppo
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(job.threads)
     return (plain_ppo if job.values.algorithm == "ppo" else plain_dqn).train(job)
 
 
@@ -179,7 +179,7 @@ def stable_baselines3(job: Job) -> Timed:
     import stable_baselines3
     import torch
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(job.threads)
     return _baselines(job, stable_baselines3, torch.nn.Tanh, torch.nn.ReLU)
 
 

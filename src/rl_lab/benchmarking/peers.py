@@ -20,17 +20,10 @@ from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
 from rl_lab.benchmarking.worker import RESULT
 from rl_lab.core.errors import RunError, UserError, did_you_mean
 from rl_lab.envs.make import find
+from rl_lab.envs.process import usable_cores
 from rl_lab.records.commit import write_atomically
 
 ADVICE = "not installed: pip install 'rl-lab[peers]'"
-# One thread for everyone: on networks of this size a second one costs more than it brings.
-ALONE = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
-}
 T = TypeVar("T")
 
 
@@ -50,10 +43,11 @@ def bench_peers(
     repeats: int,
     compile: bool,
     names: Sequence[str] = (),
+    threads: int = 1,
     tell: Tell = silent,
 ) -> Report:
     """Steady-state speed of everyone who is installed, and how often it fits into ours."""
-    chosen, job = invited(names), planned(env, settings, steps, compile)
+    chosen, job = invited(names), planned(env, settings, steps, compile, threads)
     samples, problems = contest(chosen, job, trained, repeats, tell)
     rows = [
         absent(name, problems[name])
@@ -64,7 +58,7 @@ def bench_peers(
     return Report(
         benchmark=f"peers-{settings}",
         title=f"{job.values.algorithm.upper()} on {job.env}, {settings} settings, "
-        f"{job.steps:,} steps, one thread",
+        f"{job.steps:,} steps, {in_words(job.threads)}",
         unit="environment steps/s",
         ratio_means=f"{OURS} is this many times as fast",
         rows=rows,
@@ -83,7 +77,7 @@ def invited(names: Sequence[str]) -> list[str]:
     return [each for each in CONTESTANTS if each == OURS or not names or each in names]
 
 
-def planned(env: str | None, settings: str, steps: int, compile: bool) -> Job:
+def planned(env: str | None, settings: str, steps: int, compile: bool, threads: int) -> Job:
     """The training that everyone is asked for, if it makes sense."""
     if settings not in SETTINGS:
         hint = did_you_mean(settings, SETTINGS)
@@ -97,7 +91,15 @@ def planned(env: str | None, settings: str, steps: int, compile: bool) -> Job:
         )
     id = env or values.env
     find(id)
-    return Job(env=id, settings=settings, rollouts=-(-steps // values.rows), compile=compile)
+    if threads > usable_cores():
+        raise UserError(f"--threads {threads}: there are {usable_cores()} cores")
+    rollouts = -(-steps // values.rows)
+    return Job(env=id, settings=settings, rollouts=rollouts, compile=compile, threads=threads)
+
+
+def in_words(threads: int) -> str:
+    """For a title."""
+    return "one thread" if threads == 1 else f"{threads} threads"
 
 
 def contest(
@@ -141,16 +143,27 @@ def trained(name: str, job: Job) -> Measured:
     with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
         file = Path(folder) / "job.json"
         write_atomically(file, json.dumps({"contestant": name, "job": asdict(job)}).encode())
-        _, seconds = timed(name, ["-m", "rl_lab.benchmarking.worker", str(file)])
+        words = ["-m", "rl_lab.benchmarking.worker", str(file)]
+        _, seconds = timed(name, words, job.threads)
         return Measured(Timed(**json.loads(file.with_name(RESULT).read_text())), seconds)
 
 
-def timed(name: str, words: Sequence[str]) -> tuple[str, float]:
-    """What a new interpreter with these words printed, and the seconds that it took in all."""
+def timed(name: str, words: Sequence[str], threads: int) -> tuple[str, float]:
+    """What a new interpreter with these words printed, and the seconds that it took in all.
+
+    Everyone has as many threads as cores: some libraries do not care what they are told.
+    """
+    limits = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)
+    )
+    limits["JAX_PLATFORMS"] = "cpu"
+    if threads == 1:
+        limits["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     started = time.perf_counter()
     done = subprocess.run(
         [sys.executable, *words],
-        env=os.environ | ALONE,
+        env=os.environ | limits,
+        preexec_fn=partial(_take_cores, threads),
         capture_output=True,
         text=True,
         check=False,
@@ -160,6 +173,12 @@ def timed(name: str, words: Sequence[str]) -> tuple[str, float]:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise RunError(f"{name}: {lines[-1]}")
     return done.stdout, seconds
+
+
+def _take_cores(count: int) -> None:
+    """Keep this process on so many cores, where the system can (Linux)."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
 
 
 def _whole(samples: Sequence[Measured | None]) -> list[Measured]:

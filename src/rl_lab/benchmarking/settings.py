@@ -164,6 +164,7 @@ class Job:
     rollouts: int
     seed: int = 0
     compile: bool = False
+    threads: int = 1  # and cores
     until: float | None = None  # stop where evaluations reach this return
     every: int = 0  # environment steps between these evaluations
 

@@ -14,7 +14,15 @@ from typing import Any
 
 from rl_lab.benchmarking.contestants import CONTESTANTS, OURS, our_command
 from rl_lab.benchmarking.measure import Tell, silent, spread
-from rl_lab.benchmarking.peers import Measured, contest, invited, planned, timed, trained
+from rl_lab.benchmarking.peers import (
+    Measured,
+    contest,
+    in_words,
+    invited,
+    planned,
+    timed,
+    trained,
+)
 from rl_lab.benchmarking.report import Report, absent, measured
 from rl_lab.benchmarking.settings import IN_A_ROW, JUDGED, Job, Timed
 from rl_lab.core.errors import UserError
@@ -34,10 +42,11 @@ def bench_until(
     repeats: int,
     compile: bool,
     names: Sequence[str] = (),
+    threads: int = 1,
     tell: Tell = silent,
 ) -> Report:
     """Seconds from the command to a sustained return, and how many times as long as ours."""
-    chosen, job = invited(names), planned(env, settings, steps, False)
+    chosen, job = invited(names), planned(env, settings, steps, False, threads)
     job = replace(job, until=goal, every=every or max(steps // EVALUATIONS, 1))
     if job.every * IN_A_ROW > job.steps:
         raise UserError(f"--every {job.every}: {IN_A_ROW} evaluations do not fit into {job.steps} "
@@ -54,7 +63,7 @@ def bench_until(
     return Report(
         benchmark=f"until-{settings}",
         title=f"PPO on {job.env} to a return of {goal:g}, {settings} settings, at most "
-        f"{job.steps:,} steps, one thread",
+        f"{job.steps:,} steps, {in_words(job.threads)}",
         unit="seconds from the command to its end",
         ratio_means=f"{OURS} is this many times as fast, in the rounds in which both arrived",
         rows=rows,
@@ -78,7 +87,7 @@ def commanded(name: str, job: Job) -> Measured:
     """The same by `rl-lab train`, in a new interpreter."""
     with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
         words = ["-m", "rl_lab", *our_command(job), "--runs-dir", folder, "--json"]
-        printed, seconds = timed(name, words)
+        printed, seconds = timed(name, words, job.threads)
         summary = json.loads(printed)
         rows = read_metrics(Path(summary["path"]) / "metrics.jsonl")
     scores = [row["eval/return_mean"] for row in rows if "eval/return_mean" in row]

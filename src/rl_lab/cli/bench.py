@@ -165,6 +165,9 @@ def peers(
             help="whether our own update is compiled; with --until, on adds a row for that",
         ),
     ] = "off",
+    threads: Annotated[
+        int, typer.Option(min=1, help="of everyone, each on a core; 2 pay for sac's wide layers")
+    ] = 1,
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -191,6 +194,7 @@ def peers(
         "repeats": repeats,
         "compile": SWITCHES[compile],
         "names": peer or [],
+        "threads": threads,
     }
     if until is not None:
         return _run(
@@ -203,7 +207,8 @@ def peers(
     if every is not None:
         raise UserError("--every is for --until: say which return is to be reached")
     return _run(
-        f"peers-{asked['settings']}{'-compiled' * SWITCHES[compile]}",
+        f"peers-{asked['settings']}{'-compiled' * SWITCHES[compile]}"
+        + (f"-{threads}-threads" if threads > 1 else ""),
         lambda tell: bench_peers(tell=tell, **asked),
         output,
         as_json,

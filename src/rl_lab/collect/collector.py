@@ -28,7 +28,7 @@ from rl_lab.core.batch import (
     Step,
 )
 from rl_lab.core.errors import NonFiniteError, UserError
-from rl_lab.core.protocols import Act, Policy, VectorEnv
+from rl_lab.core.protocols import Act, MakePolicy, Policy, VectorEnv
 from rl_lab.core.spec import Box, MultiDiscrete, Space, observation_rows
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked
@@ -88,7 +88,7 @@ class RolloutCollector:
         self.measures = MeasureTracker(env.num_envs, outcomes_of(env))
 
     def collect(
-        self, act: Act, *, steps: int, state: Any = None, policy: Policy | None = None
+        self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
     ) -> CollectResult:
         """`steps` real transitions of every environment, in time order.
 
@@ -97,8 +97,8 @@ class RolloutCollector:
         """
         if self.memory is None:
             self.memory = state
-        if policy is not None and self.simulation is not None:
-            return self._simulate(self.simulation, policy, steps)
+        if policy is not None and self.simulation is not None and (pure := policy()) is not None:
+            return self._simulate(self.simulation, pure, steps)
         start = self.memory
         rows = _allocate(self.env, steps)
         cursor = Cursor(steps, self.env.num_envs)

@@ -21,6 +21,7 @@ class EpisodeTracker:
         self.returns: list[float] = []  # the last WINDOW finished ones
         self.lengths: list[int] = []
         self.best: float | None = None
+        self._metrics: Metrics | None = None  # of the finished ones, until another has ended
 
     def add(self, reward: Array, ended: Array, rows: Array | None = None) -> int:
         """One vector step [N]; returns how many episodes ended. `rows` limits it to some envs."""
@@ -33,6 +34,7 @@ class EpisodeTracker:
             ended = ended & rows
         if not ended.any():
             return 0
+        self._metrics = None
         for index in np.flatnonzero(ended):
             finished = float(self.open_returns[index])
             self.returns.append(finished)
@@ -67,11 +69,13 @@ class EpisodeTracker:
         """Means over the last finished episodes; nothing before the first has ended."""
         if not self.returns or self.best is None:
             return {}
-        return {
-            "return_mean": float(np.mean(self.returns)),
-            "return_best": self.best,
-            "length_mean": float(np.mean(self.lengths)),
-        }
+        if self._metrics is None:
+            self._metrics = {
+                "return_mean": float(np.mean(self.returns)),
+                "return_best": self.best,
+                "length_mean": float(np.mean(self.lengths)),
+            }
+        return dict(self._metrics)
 
     def state_dict(self) -> dict[str, Any]:
         """Open and finished episodes."""
@@ -88,6 +92,7 @@ class EpisodeTracker:
         assert state["open_returns"].shape == self.open_returns.shape
         self.open_returns = state["open_returns"].copy()
         self.open_lengths = state["open_lengths"].copy()
+        self._metrics = None
         self.returns = [float(each) for each in state["returns"]]
         self.lengths = [int(each) for each in state["lengths"]]
         self.best = state["best"]

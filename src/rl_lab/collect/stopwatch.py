@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from rl_lab.core.batch import Action, CollectResult
-from rl_lab.core.protocols import Act, Collector, Policy
+from rl_lab.core.protocols import Act, Collector, MakePolicy
 
 SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
 
@@ -51,7 +51,7 @@ class TimedCollector:
         self.stopwatch = stopwatch
 
     def collect(
-        self, act: Act, *, steps: int, state: Any = None, policy: Policy | None = None
+        self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
     ) -> CollectResult:
         """As the inner collector does it."""
         timed = self.stopwatch.timed(act)

@@ -82,6 +82,7 @@ def tell_with(say: Callable[[str], object]) -> None:
 
 
 # A tree without its leaves: None for a tensor, else the type, the keys of a dict, the branches.
+# What is None in the tree is a branch without anything on it.
 Shape = tuple[type, tuple[str, ...], tuple[Any, ...]] | None
 
 
@@ -92,6 +93,8 @@ def _flatten(tree: Any, leaves: list[Tensor]) -> Shape:
         return None
     if isinstance(tree, dict):
         return dict, tuple(tree), tuple([_flatten(each, leaves) for each in tree.values()])
+    if tree is None:
+        return type(None), (), ()
     return type(tree), (), tuple([_flatten(each, leaves) for each in tree])
 
 
@@ -100,6 +103,8 @@ def _unflatten(leaves: Iterator[Tensor], shape: Shape) -> Any:
     if shape is None:
         return next(leaves)
     kind, keys, branches = shape
+    if kind is type(None):
+        return None
     values = [_unflatten(leaves, branch) for branch in branches]
     if kind is dict:
         return dict(zip(keys, values, strict=True))

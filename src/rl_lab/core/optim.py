@@ -6,10 +6,11 @@ function of tensors: it runs as it is, or compiled whole. Do not deepcopy a flat
 change its dtype: that breaks the views.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, cast
 
 import torch
@@ -20,6 +21,7 @@ from rl_lab.core.batch import Metrics
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.options import option
+from rl_lab.core.target import Frozen
 from rl_lab.core.tree import first_leaf
 
 # (module, *tensors) -> (scalar loss, named 0-d tensors)
@@ -63,9 +65,15 @@ class AdamState(NamedTuple):
     alive: Tensor
 
 
+@lru_cache(maxsize=256)
+def scalar(value: float, device: str) -> Tensor:
+    """A hyperparameter as a 0-d tensor. Most stay the same: they are made once. Read only."""
+    return torch.tensor(float(value), device=device)
+
+
 def still_alive(state: AdamState, norm: Tensor, loss: Tensor) -> Tensor:
     """False from the first step on whose loss or gradient is not finite."""
-    return state.alive & torch.isfinite(norm) & torch.isfinite(loss)
+    return state.alive & torch.isfinite(norm + loss)
 
 
 def adam(
@@ -196,14 +204,17 @@ class FlatOptimizer:
     def __init__(
         self,
         module: nn.Module,
-        loss: Loss,
+        loss: Loss | None,
         config: OptimizerConfig,
         *,
         compile: bool = False,
         rate_patterns: Mapping[str, float] | None = None,
         only: Sequence[str] = (),
     ) -> None:
-        """`only`: patterns of the parameters to own, where another optimiser owns the others."""
+        """`only`: patterns of the parameters to own, where another optimiser owns the others.
+
+        Without a loss there is only `descend`.
+        """
         assert not (compile and only), "what others own would be compiled in as it is today"
         self.module = module
         self.config = config
@@ -225,7 +236,7 @@ class FlatOptimizer:
             torch.zeros((), device=flat.device),
             torch.ones((), dtype=torch.bool, device=flat.device),
         )
-        self._loss_module = _LossModule(module, loss)
+        self._loss_module = None if loss is None else _LossModule(module, loss)
         self._compiled = Compiled(self._functional_update, "the update") if compile else None
         self._groups = self._rate_groups(rate_patterns or {})
         self.inspected = False  # True: keep the last gradient, and name the bad ones (slower)
@@ -235,6 +246,13 @@ class FlatOptimizer:
     def step(self, *arguments: Any, learning_rate: Tensor, max_grad_norm: Tensor) -> Metrics:
         """One gradient step on `loss(module, *arguments)`; metrics stay tensors."""
         return self.on(learning_rate=learning_rate, max_grad_norm=max_grad_norm)(*arguments)
+
+    def descend(
+        self, gradient: Tensor, loss: Tensor, *, learning_rate: Tensor, max_grad_norm: Tensor
+    ) -> Metrics:
+        """One step along a gradient that is known, with neither the loss nor autograd."""
+        found: Found = gradient, loss, {}
+        return self._take(self._finish(self.state, learning_rate, max_grad_norm, found))
 
     def on(
         self, *last: Any, learning_rate: Tensor, max_grad_norm: Tensor
@@ -247,17 +265,22 @@ class FlatOptimizer:
                 self._eager_update, rate=learning_rate, max_norm=max_grad_norm, last=last
             )
 
-        def step(*first: Any) -> Metrics:
-            new, metrics = update(self.state, first)
-            if new.flat is not self.state.flat:
-                # Copied, not rebound: the module's parameters are views of this very memory.
-                self.state.flat.copy_(new.flat)
-            self.state = new._replace(flat=self.state.flat)
-            if self.inspected:
-                self._inspect(metrics["gradient"])
-            return cast(Metrics, metrics)
+        return lambda *first: self._take(update(self.state, first))
 
-        return step
+    def _take(self, updated: tuple[AdamState, Metrics]) -> Metrics:
+        """Make the new state this optimiser's own."""
+        new, metrics = updated
+        if new.flat is not self.state.flat:
+            # Copied, not rebound: the module's parameters are views of this very memory.
+            self.state.flat.copy_(new.flat)
+        self.state = new._replace(flat=self.state.flat)
+        if self.inspected:
+            self._inspect(cast(Tensor, metrics["gradient"]))
+        return metrics
+
+    def frozen(self) -> Frozen:
+        """The network for a loss of another one: as it is, or for compiled code its weights."""
+        return self.module if self._compiled is None else self.state.flat
 
     def rates(self, learning_rate: float, special: Mapping[str, float]) -> Tensor:
         """The learning rate as a tensor: one number, or one per parameter if patterns are given."""
@@ -271,8 +294,8 @@ class FlatOptimizer:
 
         A step looks at its loss and its gradient only; weights and moments are looked at here.
         """
-        sums = [each.sum() for each in (self.state.flat, self.state.first, self.state.second)]
-        if not bool(self.state.alive & torch.isfinite(torch.stack(sums)).all()):
+        total = self.state.flat.sum() + self.state.first.sum() + self.state.second.sum()
+        if not (bool(self.state.alive) and math.isfinite(total)):
             self.state = self.state._replace(alive=torch.ones_like(self.state.alive))
             bad, self._bad_gradients = self._bad_gradients, []
             named = f" (gradient of {', '.join(bad)})" if bad else ""
@@ -303,6 +326,8 @@ class FlatOptimizer:
 
     def snapshot(self) -> AdamState:
         """A copy to go back to when an update turns out bad."""
+        if self._compiled is not None:  # its steps make new moments, and write into `flat` only
+            return self.state._replace(flat=self.state.flat.clone())
         return AdamState(*(each.clone() for each in self.state))
 
     def restore(self, saved: AdamState) -> None:
@@ -338,16 +363,17 @@ class FlatOptimizer:
     ) -> tuple[AdamState, Metrics]:
         """Straight through the module: autograd on views costs half of a functional call."""
 
+        loss_of = self._loss_module
+        assert loss_of is not None, "made without a loss: see `descend`"
+
         def gradient_of(*arguments: Any) -> Found:
             with torch.enable_grad():
-                loss, metrics = self._loss_module(*arguments, *last)
+                loss, metrics = loss_of(*arguments, *last)
                 gradients = torch.autograd.grad(loss, self.parameters)
             return torch.cat([each.reshape(-1) for each in gradients]), loss.detach(), metrics
 
         found = accumulated(gradient_of, first, self.config.accumulate)
-        # The fused kernel knows one learning rate only, and Adam only.
-        fused = not rate.dim() and self.config.name in ("adam", "adamw")
-        return self._finish(state, rate, max_norm, found, adam_in_place if fused else adam)
+        return self._finish(state, rate, max_norm, found)
 
     def _functional_update(
         self,
@@ -360,18 +386,21 @@ class FlatOptimizer:
     ) -> tuple[AdamState, Metrics]:
         """The same as a pure function of the flat vector, which a compiler can take whole."""
 
+        module = self._loss_module
+        assert module is not None, "made without a loss: see `descend`"
+
         def loss_of(flat: Tensor, arguments: tuple[Any, ...]) -> Any:
             parts = zip(self.names, flat.split(self.sizes), self.parameters, strict=True)
             tensors = {name: part.view(parameter.shape) for name, part, parameter in parts}
             tensors = {f"module.{name}": each for name, each in (tensors | buffers).items()}
-            return functional_call(self._loss_module, tensors, (*arguments, *last))
+            return functional_call(module, tensors, (*arguments, *last))
 
         def gradient_of(*arguments: Any) -> Found:
             gradient, found = grad_and_value(loss_of, has_aux=True)(state.flat, arguments)
             return gradient, *found
 
         found = accumulated(gradient_of, first, self.config.accumulate)
-        return self._finish(state, rate, max_norm, found, adam)
+        return self._finish(state, rate, max_norm, found, pure=True)
 
     def _finish(
         self,
@@ -379,9 +408,13 @@ class FlatOptimizer:
         rate: Tensor,
         max_norm: Tensor,
         found: Found,
-        step: Callable[..., tuple[AdamState, Tensor]],
+        *,
+        pure: bool = False,
     ) -> tuple[AdamState, Metrics]:
+        """The step itself. The fused kernel knows one learning rate only, and Adam only."""
         gradient, loss, metrics = found
+        fused = not pure and not rate.dim() and self.config.name in ("adam", "adamw")
+        step = adam_in_place if fused else adam
         new, norm = step(
             state, gradient, loss, self.config, learning_rate=rate, max_grad_norm=max_norm
         )

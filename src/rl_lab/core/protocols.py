@@ -101,6 +101,9 @@ class Policy(NamedTuple):
     noise: Callable[[int], Tensor]  # the random numbers of that many vector steps, [T, N, …]
 
 
+MakePolicy = Callable[[], Policy | None]
+
+
 @runtime_checkable
 class Simulator(Protocol):
     """A vector of environments whose step is a pure function of tensors."""
@@ -122,12 +125,12 @@ class Collector(Stateful, Protocol):
     """The only caller of `env.step` in training."""
 
     def collect(
-        self, act: Act, *, steps: int, state: Any = None, policy: Policy | None = None
+        self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
     ) -> CollectResult:
         """`steps` vector steps with `act`; every row of the trajectory is a real transition.
 
-        `state` is what a memory starts an episode with, for N environments. `policy` is `act` as a
-        pure function, if there is one: the collector may use it instead.
+        `state` is what a memory starts an episode with, for N environments. `policy` makes `act`
+        as a pure function, if there is one: the collector may use it instead.
         """
 
     def restart(self) -> None:

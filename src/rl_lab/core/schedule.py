@@ -10,7 +10,7 @@ A schedule is a pure function of the step, so there is nothing to save and nothi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
 Config = TypeVar("Config")
@@ -122,7 +122,7 @@ def _map_schedules(config: Config, change: Any) -> Config:
     for name, value in vars(config).items():  # called at every update: no detours by `fields`
         if isinstance(value, Schedule):
             changes[name] = change(value)
-        elif is_dataclass(value) and not isinstance(value, type):
+        elif hasattr(type(value), "__dataclass_fields__"):
             mapped = _map_schedules(value, change)
             if mapped is not value:
                 changes[name] = mapped

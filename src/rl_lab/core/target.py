@@ -1,10 +1,26 @@
-"""Target networks: a copy of a network that follows it slowly."""
+"""Networks that are looked at and not trained: targets, which follow slowly, and frozen ones."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+
+# A network that a loss only looks at. Compiled code has its weights alone, which are an argument.
+Frozen = Callable[..., Any] | Tensor
+
+
+def network(frozen: Frozen, twin: nn.Module) -> Callable[..., Any]:
+    """What a frozen network computes; `twin` is any network of its shape."""
+    if not isinstance(frozen, Tensor):
+        return frozen
+    own = dict(twin.named_parameters())
+    parts = frozen.split([each.numel() for each in own.values()])
+    pairs = zip(own.items(), parts, strict=True)
+    weights = {name: part.view(each.shape) for (name, each), part in pairs}
+    return lambda *inputs, **options: functional_call(twin, weights, inputs, options)
 
 
 class Target:

@@ -28,6 +28,7 @@ from rl_lab.envs.worker import Make
 from rl_lab.envs.wrappers import check_wrappers, wrap
 
 COUNTER_ID = "rl_lab/Counter-v0"
+FEW = 4  # environments: fewer are stepped faster one by one than as arrays
 # Native vectors that we reset and save ourselves.
 OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1", bandit.ID)
 
@@ -164,11 +165,12 @@ def maker(config: EnvironmentConfig, *, training: bool = True) -> Make:
     return partial(_make_wrapped, config, find(config.id), wrappers, training)
 
 
-def resolve_vectorization(config: EnvironmentConfig) -> str:
+def resolve_vectorization(config: EnvironmentConfig, *, compiled: bool = False) -> str:
     """What is asked for; `auto` is `torch` or `native` by a fixed table, or `sync`.
 
-    A measurement may turn that `sync` into `process`, which gives the same transitions for the same
-    seeds. Nothing else is chosen by speed: a seed means the same run on every machine.
+    Arrays pay from a few environments on, or where rollouts are `compiled` with them. A measurement
+    may turn that `sync` into `process`, which gives the same transitions for the same seeds.
+    Nothing else is chosen by speed: a seed means the same run on every machine that can compile.
     """
     if config.vectorization != "auto":
         return config.vectorization
@@ -176,6 +178,7 @@ def resolve_vectorization(config: EnvironmentConfig) -> str:
     if plain and config.id == bandit.ID:
         return "native"
     plain = plain and not config.kwargs
+    plain = plain and (compiled or config.num_envs >= FEW)
     return "torch" if plain and config.id in TASKS and _is_gymnasiums(config.id) else "sync"
 
 

@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from rl_lab.core.compiled import is_tracing
 from rl_lab.core.spec import Box, EnvSpec
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import ACTIVATIONS
@@ -36,18 +38,68 @@ class Ensemble(nn.Module):
 
     def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
         """[B, in], the same for all, to [N, B, out]; `frozen`: gradients go to x alone."""
+        weights, biases = [*self.weights], [*self.biases]
+        if frozen:
+            weights = [each.detach() for each in weights]
+            biases = [each.detach() for each in biases]
+        if isinstance(self.activation, nn.ReLU) and not is_tracing():
+            found: Tensor = _ReluLayers.apply(x, *weights, *biases)
+            return found
         x = x.expand(self.count, *x.shape)
-        last = len(self.weights) - 1
-        for index, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if frozen:
-                weight, bias = weight.detach(), bias.detach()
-            if weight.shape[-1] == 1:  # a product with one column is slow: five times this one
-                x = (x * weight.mT).sum(-1, keepdim=True) + bias
-            else:
-                x = torch.baddbmm(bias, x, weight)
-            if index < last:
-                x = self.activation(x)
-        return x
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+            x = self.activation(torch.baddbmm(bias, x, weight))
+        return _last_layer(x, weights[-1], biases[-1])
+
+
+class _ReluLayers(torch.autograd.Function):
+    """All layers as one step of autograd: half of the time of a step per layer.
+
+    What is saved is what each layer was given; where a ReLU gave 0, no gradient passes.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        count = len(parameters) // 2
+        weights, biases = parameters[:count], parameters[count:]
+        given = [x.expand(len(weights[0]), *x.shape)]
+        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+            given.append(torch.baddbmm(bias, given[-1], weight).relu_())
+        ctx.save_for_backward(*given, *weights)
+        return _last_layer(given[-1], weights[-1], biases[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = outer  # [N, B, out]
+        count = len(ctx.saved_tensors) // 2
+        given, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        needs_x, needs_parameters = ctx.needs_input_grad[:2]
+        of_weights: list[Tensor | None] = [None] * count
+        of_biases: list[Tensor | None] = [None] * count
+        for index in reversed(range(count)):
+            if needs_parameters:
+                # The product with the few columns on the left is ten times as fast if there is one.
+                is_column = gradient.shape[-1] == 1
+                of_weights[index] = (
+                    (gradient.mT @ given[index]).mT if is_column else given[index].mT @ gradient
+                )
+                of_biases[index] = gradient.sum(1, keepdim=True)
+            if index == 0 and not needs_x:
+                return None, *of_weights, *of_biases
+            below = weights[index].mT
+            gradient = gradient * below if gradient.shape[-1] == 1 else gradient @ below
+            if index > 0:
+                torch.ops.aten.threshold_backward.grad_input(
+                    gradient, given[index], 0, grad_input=gradient
+                )
+        return gradient.sum(0), *of_weights, *of_biases
+
+
+def _last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A product with one column is slow: five times a sum of products."""
+    if weight.shape[-1] == 1:
+        return (x * weight.mT).sum(-1, keepdim=True) + bias
+    return torch.baddbmm(bias, x, weight)
 
 
 class QEnsemble(nn.Module):

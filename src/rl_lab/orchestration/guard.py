@@ -44,7 +44,7 @@ class Evidence:
 def nonfinite_paths(tree: Tree, path: str = "") -> set[str]:
     """Where a tree has a tensor or an array with a NaN or an infinity in it."""
     if isinstance(tree, Tensor):
-        if not tree.is_floating_point() or bool(torch.isfinite(tree.sum())):
+        if not tree.is_floating_point() or math.isfinite(tree.sum()):
             return set()  # one pass; a sum may also overflow, so a bad one is looked at again
         return set() if bool(torch.isfinite(tree).all()) else {path}
     if isinstance(tree, np.ndarray):

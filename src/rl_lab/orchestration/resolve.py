@@ -20,8 +20,10 @@ from rl_lab.envs import probe
 from rl_lab.envs.make import resolve_vectorization
 from rl_lab.envs.process import usable_cores
 from rl_lab.networks.cnn import ImageEncoder, is_image
+from rl_lab.orchestration import catalog
 from rl_lab.orchestration.config import RunConfig, to_tree
 from rl_lab.records.run_directory import RunDirectory
+from rl_lab.workflows.base import Workflow
 
 COMPILE_SECONDS = 30.0  # what the first compilation of a function costs
 SAVED_SECONDS = 1e-3  # what it saves per gradient step of a small network
@@ -62,7 +64,8 @@ def resolve(
     seen = _tried(config, here) if measure else None
     spec = seen.spec if seen else None
     chosen_mode: Any = compile_mode(config, spec, chosen_device, here.compiler, tell)
-    backend: Any = resolve_vectorization(config.environment)
+    compiled = chosen_mode == "on" and _acts_purely(config)
+    backend: Any = resolve_vectorization(config.environment, compiled=compiled)
     if seen is not None and (seen.step_seconds or seen.obstacle):
         backend, reason = vectorization(config, seen, here.cores)
         tell(f"environment.vectorization={backend}: {reason}")
@@ -151,9 +154,16 @@ def compile_mode(
 def _repays(config: RunConfig) -> bool:
     """Whether the planned gradient steps take longer than compiling what they need."""
     plan = getattr(config.algorithm, "gradient_steps", None)  # algorithms that can tell
-    # The update, and where the simulator can be compiled, rollouts.
-    functions = 2 if resolve_vectorization(config.environment) == "torch" else 1
+    # The update, and where policy and simulator can be compiled, rollouts.
+    pure = _acts_purely(config)
+    simulated = resolve_vectorization(config.environment, compiled=pure) == "torch"
+    functions = 2 if pure and simulated else 1
     return plan is not None and plan(config) * SAVED_SECONDS > functions * COMPILE_SECONDS
+
+
+def _acts_purely(config: RunConfig) -> bool:
+    """Whether the algorithm's policy can be compiled into a rollout."""
+    return catalog.workflow_class(config.algorithm).pure_policy is not Workflow.pure_policy
 
 
 def vectorization(config: RunConfig, seen: probe.Probe, cores: int) -> Choice:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from rl_lab.core.batch import Action, Batch, CollectResult, Metrics
+from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
@@ -54,8 +55,8 @@ class Workflow(ABC):
         """Interact. Default: `collect_steps` vector steps with `act`."""
         collector = self.context.collector
         state = self.initial_state(self.context.train_environment.num_envs)
-        policy = self.pure_policy()
-        return collector.collect(self.act, steps=self.collect_steps, state=state, policy=policy)
+        steps = self.collect_steps
+        return collector.collect(self.act, steps=steps, state=state, policy=self.pure_policy)
 
     def pure_policy(self) -> Policy | None:
         """`act` as a pure function, if rollouts may be compiled whole with it."""
@@ -159,7 +160,7 @@ class Workflow(ABC):
             context = vars(self).get("context")
             return context is not None and context.rng.owns(value)
         frozen = is_dataclass(value) and vars(type(value))["__dataclass_params__"].frozen
-        code = (type, partial, torch.device, torch.dtype, ModuleType)
+        code = (type, partial, Compiled, torch.device, torch.dtype, ModuleType)
         return frozen or inspect.isroutine(value) or isinstance(value, code)
 
     def _bound(self) -> set[int]:

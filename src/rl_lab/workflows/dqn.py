@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import smooth_l1_loss
 
@@ -34,13 +34,13 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer
+from rl_lab.core.optim import FlatOptimizer, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import n_step_return
 from rl_lab.core.schedule import Schedule, at, extremes
 from rl_lab.core.spec import Discrete
-from rl_lab.core.target import Target
+from rl_lab.core.target import Frozen, Target, network
 from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.networks.fast import fast_values
 from rl_lab.networks.normalizer import normalize_mode
@@ -49,7 +49,6 @@ from rl_lab.workflows.replay import ERROR, ReplayConfig, ReplayWorkflow
 
 USED = (OBS, ACTION, REWARD, TERMINATED, NEXT_OBS, STEPS, WEIGHT)  # of a minibatch
 EPSILON = "epsilon"
-Frozen = nn.Module | Tensor  # the target network, or its weights as one vector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +87,6 @@ class DQNConfig(ReplayConfig):
             problems.append("dqn has one network: network.shared_torso means nothing here")
         return problems
 
-    def gradient_steps(self, run: Any) -> float:
-        """Gradient steps of a whole run: what compiling them would have to repay."""
-        steps = run.training.total_timesteps - self.learning_starts
-        return steps * extremes(self.replay_ratio)[1]
-
 
 def chosen_value(choice: Tensor, judge: Tensor, mask: Tensor | None) -> Tensor:
     """What `judge` [B, A] says of the best legal action by `choice` [B, A].
@@ -128,7 +122,7 @@ def dqn_loss(
     values = model(rows[OBS])
     value = values.gather(-1, rows[ACTION].unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
-        judge = values_of(frozen, model, rows[NEXT_OBS])
+        judge = network(frozen, model)(rows[NEXT_OBS])
         choice = model(rows[NEXT_OBS]) if double else judge
         future = chosen_value(choice, judge, model.mask(rows[NEXT_OBS]))
         target = td_target(rows[REWARD], rows.get(STEPS), rows[TERMINATED], future, gamma)
@@ -139,18 +133,6 @@ def dqn_loss(
         means = torch.stack([value, high, high - low, target, error]).mean(-1).unbind()
     names = ("q_mean", "q_max", "q_spread", "target", "td_error")
     return loss, {**dict(zip(names, means, strict=True)), ERROR: error}
-
-
-def values_of(frozen: Frozen, model: QNetwork, obs: Any) -> Tensor:
-    """What the target network says. Compiled code has only its weights, which are an argument."""
-    if isinstance(frozen, nn.Module):
-        values: Tensor = frozen(obs)
-        return values
-    own = dict(model.named_parameters())
-    parts = frozen.split([each.numel() for each in own.values()])
-    pairs = zip(own.items(), parts, strict=True)
-    weights = {name: part.view(each.shape) for (name, each), part in pairs}
-    return functional_call(model, weights, (obs,))
 
 
 class DQN(ReplayWorkflow):
@@ -216,7 +198,7 @@ class DQN(ReplayWorkflow):
         """The best action; with a chance of epsilon any, for each environment by itself."""
         if deterministic:
             return Action(self._greedy(obs), state)
-        explores = self.explore_rng.random(len(first_leaf(obs))) < self.epsilon
+        explores = self.explore_rng.random(first_leaf(obs).shape[0]) < self.epsilon
         if not explores.any():
             return Action(self._greedy(obs), state)
         anything = random_action(self.context.spec.action, obs, self.explore_rng)
@@ -260,13 +242,13 @@ class DQN(ReplayWorkflow):
         """One gradient step, and the target network's move if it is time."""
         compiled = self.context.config.compute.compile == "on"
         frozen: Frozen = self.target.flat if compiled else self.target.module
-        device = self.target.flat.device
+        device = self.context.device
         metrics = self.optimizer.step(
             {name: rows[name] for name in USED if name in rows},
             frozen,
-            torch.tensor(now.gamma, device=device),
-            learning_rate=torch.tensor(now.learning_rate, device=device),
-            max_grad_norm=torch.tensor(now.max_grad_norm, device=device),
+            scalar(now.gamma, device),
+            learning_rate=scalar(now.learning_rate, device),
+            max_grad_norm=scalar(now.max_grad_norm, device),
         )
         if self.gradient_steps % now.target_every == 0:
             self.target.follow(self.optimizer.state.flat, now.target_rate)

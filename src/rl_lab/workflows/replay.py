@@ -82,6 +82,11 @@ class ReplayConfig:
                 problems.append(f"n_step must be 1 with buffers.{name} of type her")
         return problems
 
+    def gradient_steps(self, run: Any) -> float:
+        """Gradient steps of a whole run: what compiling them would have to repay."""
+        steps = run.training.total_timesteps - self.learning_starts
+        return float(steps * extremes(self.replay_ratio)[1])
+
     def warnings(self, run: Any) -> list[str]:
         """What is legal and probably not meant."""
         total = run.training.total_timesteps

@@ -31,14 +31,15 @@ from rl_lab.core.batch import (
     Batch,
     Metrics,
 )
+from rl_lab.core.compiled import Compiled
 from rl_lab.core.distributions import Categorical, SquashedGaussian
-from rl_lab.core.optim import FlatOptimizer
+from rl_lab.core.optim import FlatOptimizer, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.returns import n_step_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box, Space
-from rl_lab.core.target import Target
+from rl_lab.core.target import Frozen, Target, network
 from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.networks.ensemble import QEnsemble
 from rl_lab.networks.fast import fast_actor
@@ -100,9 +101,13 @@ class SACConfig(ReplayConfig):
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
-        if run.compute.compile == "on":
-            problems.append("compute.compile has nothing to gain in sac: use auto or off")
+        if run.compute.compile == "on" and run.network.shared_torso:
+            problems.append("network.shared_torso cannot be compiled: set compute.compile=off")
         return problems
+
+    def gradient_steps(self, run: Any) -> float:
+        """What compiling has to repay: a step of the critics, one of the actor, and the target."""
+        return 0.0 if run.network.shared_torso else 3 * super().gradient_steps(run)
 
 
 def soft_value(
@@ -127,6 +132,31 @@ def bellman_target(
 ) -> Tensor:
     """r + γ (Q − α log π), eq. 2 and 3. Nothing follows a termination; a truncation hides it."""
     return reward + discount * torch.where(terminated, 0.0, next_q - alpha * next_log_prob)
+
+
+def soft_target(
+    rows: Batch,
+    actor: Frozen,
+    critic: Frozen,
+    alpha: Tensor,
+    noise: Tensor | None,
+    chosen: Tensor | None,
+    gamma: Tensor,
+    reward_scale: Tensor,
+    *,
+    twins: tuple[nn.Module, nn.Module],
+) -> Tensor:
+    """What the critics should say of these rows [B], by the slow copies of them."""
+    next_obs = rows[NEXT_OBS]
+    judge = network(critic, twins[1])
+    q, log_prob = soft_value(
+        network(actor, twins[0])(next_obs),
+        lambda action: reduced(judge(next_obs, action), "min", chosen),
+        noise,
+    )
+    reward, discount = n_step_return(rows[REWARD], rows.get(STEPS), gamma)
+    reward = reward_scale * reward
+    return bellman_target(reward, discount, rows[TERMINATED], q, log_prob, alpha)
 
 
 def reduced(q: Tensor, how: Reduce, chosen: Tensor | None = None) -> Tensor:
@@ -154,12 +184,20 @@ def critic_loss(
 
 
 def actor_loss(
-    actor: SoftActor, obs: Any, critic: QEnsemble, noise: Tensor | None, alpha: Tensor, how: Reduce
+    actor: SoftActor,
+    obs: Any,
+    critic: Frozen,
+    noise: Tensor | None,
+    alpha: Tensor,
+    *,
+    how: Reduce,
+    twin: QEnsemble,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """α log π − Q (eq. 7); gradients flow through the action, not into the critics."""
-    policy = actor(obs)
-    judge = lambda action: reduced(critic(obs, action, frozen=True), how)  # noqa: E731
-    q, log_prob = soft_value(policy, judge, noise)
+    policy, judge = actor(obs), network(critic, twin)
+    q, log_prob = soft_value(
+        policy, lambda action: reduced(judge(obs, action, frozen=True), how), noise
+    )
     metrics = {"log_prob": log_prob, "entropy": -log_prob.detach().mean()}
     if isinstance(policy, SquashedGaussian):
         log_std = policy.log_std.detach()
@@ -177,11 +215,14 @@ class Temperature(nn.Module):
 
 
 def temperature_loss(
-    temperature: Temperature, log_prob: Tensor, target_entropy: float
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Raises log α while the entropy −log π is below the target, and lowers it above (eq. 17)."""
-    missing = (log_prob.detach() + target_entropy).mean()
-    return -temperature.log_alpha * missing, {}
+    log_alpha: Tensor, log_prob: Tensor, target_entropy: float
+) -> tuple[Tensor, Tensor]:
+    """Raises log α while the entropy −log π is below the target, and lowers it above (eq. 17).
+
+    The loss is −log α · missing, so its gradient is known: both are returned.
+    """
+    missing = (log_prob + target_entropy).mean()
+    return -log_alpha * missing, -missing
 
 
 def entropy_goal(config: SACConfig, action: Space) -> float:
@@ -220,11 +261,16 @@ class SAC(ReplayWorkflow):
         self.actor = SoftActor(run.network, spec, lent).to(context.device)
         self.critic, self.target = critic, Target(critic)
         self.temperature = Temperature(at(config, 0).initial_temperature).to(context.device)
-        self.critic_optimizer = FlatOptimizer(critic, critic_loss, config.optimizer)
-        loss = partial(actor_loss, how=config.actor_value)
-        self.actor_optimizer = FlatOptimizer(self.actor, loss, config.optimizer)
+        compiled = run.compute.compile == "on"
+        self.critic_optimizer = FlatOptimizer(
+            critic, critic_loss, config.optimizer, compile=compiled
+        )
+        loss = partial(actor_loss, how=config.actor_value, twin=critic)
+        self.actor_optimizer = FlatOptimizer(self.actor, loss, config.optimizer, compile=compiled)
+        target = partial(soft_target, twins=(self.actor, self.target.module))
+        self.soft_target = Compiled(target, "the target") if compiled else target
         self.temperature_optimizer = (
-            FlatOptimizer(self.temperature, temperature_loss, config.optimizer)
+            FlatOptimizer(self.temperature, None, config.optimizer)
             if config.temperature == "auto"
             else None
         )
@@ -258,31 +304,30 @@ class SAC(ReplayWorkflow):
         metrics = self._step("critic", now, obs, rows[ACTION], target, rows.get(WEIGHT))
         metrics |= {"target": target.mean(), "alpha": alpha}
         if self.gradient_steps % now.actor_every == 0:
-            metrics |= self._step("actor", now, obs, self.critic, self.noise(obs), alpha)
+            critic = self.critic_optimizer.frozen()
+            metrics |= self._step("actor", now, obs, critic, self.noise(obs), alpha)
             log_prob = metrics.pop("log_prob")
             if self.temperature_optimizer is not None:
-                goal = entropy_goal(now, self.context.spec.action)
-                metrics |= self._step("temperature", now, log_prob, goal)
+                metrics |= self._cool(self.temperature_optimizer, log_prob, now)
         if self.gradient_steps % now.target_every == 0:
             self.target.follow(self.critic_optimizer.state.flat, now.target_rate)
         return metrics
 
     @torch.no_grad()
     def bootstrap(self, rows: Batch, alpha: Tensor, now: SACConfig) -> Tensor:
-        """What the critics should say of these rows [B], by their slow copies."""
-        next_obs = self.normalizer(rows[NEXT_OBS])
+        """The target of the critics [B]. With REDQ it looks at a random few of their copies."""
+        used = {name: rows[name] for name in (REWARD, TERMINATED, STEPS) if name in rows}
+        used[NEXT_OBS] = self.normalizer(rows[NEXT_OBS])
+        actor = self.actor_optimizer.frozen()
+        critic: Frozen = self.target.module if actor is self.actor else self.target.flat
         chosen = None
         if now.subset is not None:
             order = torch.randperm(now.critics, generator=self.noise_rng, device=alpha.device)
             chosen = order[: now.subset]
-        q, log_prob = soft_value(
-            self.actor(next_obs),
-            lambda action: reduced(self.target.module(next_obs, action), "min", chosen),
-            self.noise(next_obs),
-        )
-        reward, discount = n_step_return(rows[REWARD], rows.get(STEPS), now.gamma)
-        reward = now.reward_scale * reward
-        return bellman_target(reward, discount, rows[TERMINATED], q, log_prob, alpha)
+        noise, device = self.noise(used[NEXT_OBS]), self.context.device
+        gamma, scale = scalar(now.gamma, device), scalar(now.reward_scale, device)
+        target: Tensor = self.soft_target(used, actor, critic, alpha, noise, chosen, gamma, scale)
+        return target
 
     def alpha(self, now: SACConfig) -> Tensor:
         """The temperature as a number without a gradient."""
@@ -311,15 +356,30 @@ class SAC(ReplayWorkflow):
         return [self.target.flat]
 
     def _step(self, name: str, now: SACConfig, *inputs: Any) -> Metrics:
-        """One step of Adam; its loss and the gradient's norm are named after what was trained."""
+        """One step of Adam down the loss of critics or actor."""
+        return _named(name, self.optimizers()[name].step(*inputs, **self._pace(name, now)))
+
+    def _cool(self, optimizer: FlatOptimizer, log_prob: Tensor, now: SACConfig) -> Metrics:
+        """One step of the temperature."""
+        goal = entropy_goal(now, self.context.spec.action)
+        loss, gradient = temperature_loss(self.temperature.log_alpha.detach(), log_prob, goal)
+        pace = self._pace("temperature", now)
+        return _named("temperature", optimizer.descend(gradient.reshape(1), loss, **pace))
+
+    def _pace(self, name: str, now: SACConfig) -> dict[str, Tensor]:
+        """The learning rate of one part, and where its gradient is clipped."""
         own = getattr(now, f"{name}_learning_rate")
         rate = now.learning_rate if own is None else own
-        metrics = self.optimizers()[name].step(
-            *inputs,
-            learning_rate=torch.tensor(rate, device=self.context.device),
-            max_grad_norm=torch.tensor(now.max_grad_norm, device=self.context.device),
-        )
-        del metrics["gradient"]
-        metrics[f"{name}_loss"] = metrics.pop("loss")
-        metrics[f"grad_norm/{name}"] = metrics.pop("grad_norm")
-        return metrics
+        device = self.context.device
+        return {
+            "learning_rate": scalar(rate, device),
+            "max_grad_norm": scalar(now.max_grad_norm, device),
+        }
+
+
+def _named(part: str, metrics: Metrics) -> Metrics:
+    """Loss and gradient norm under the name of what was trained."""
+    del metrics["gradient"]
+    metrics[f"{part}_loss"] = metrics.pop("loss")
+    metrics[f"grad_norm/{part}"] = metrics.pop("grad_norm")
+    return metrics

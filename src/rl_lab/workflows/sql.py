@@ -28,7 +28,7 @@ from rl_lab.core.batch import (
     Metrics,
 )
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer
+from rl_lab.core.optim import FlatOptimizer, scalar
 from rl_lab.core.options import option
 from rl_lab.core.picture import Contour, Lines, Picture, Points
 from rl_lab.core.protocols import WorkflowContext
@@ -241,12 +241,12 @@ class SQL(ReplayWorkflow):
 
     def learn(self, rows: Batch, now: SQLConfig) -> Metrics:
         """One step of Q on its target, one of the sampler towards Q."""
-        obs, device = rows[OBS], rows[REWARD].device
+        obs, device = rows[OBS], self.context.device
         target = self._target(rows, now)
         weight = rows[WEIGHT] if WEIGHT in rows else torch.ones_like(target)
         limits = {
-            "learning_rate": torch.tensor(now.learning_rate, device=device),
-            "max_grad_norm": torch.tensor(now.max_grad_norm, device=device),
+            "learning_rate": scalar(now.learning_rate, device),
+            "max_grad_norm": scalar(now.max_grad_norm, device),
         }
         critic = self.critic_optimizer.step(obs, rows[ACTION], target, weight, **limits)
         noise, direction = self._direction(obs, len(target), now)
