@@ -225,6 +225,7 @@ class FlatOptimizer:
         }
         self.names, self.parameters = list(chosen), list(chosen.values())
         self._buffers = dict(module.named_buffers())  # they move too, between two updates
+        self.tensors: dict[str, Tensor] = {**chosen, **self._buffers}  # all that a forward reads
         self.sizes = [parameter.numel() for parameter in self.parameters]
         flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
         for parameter, view in zip(self.parameters, flat.split(self.sizes), strict=True):

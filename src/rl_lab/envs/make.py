@@ -71,8 +71,8 @@ class EnvironmentConfig:
         "sync: a loop in this process; native: the environment's own vector; "
         "process: supervised worker processes; envpool: EnvPool's C++ threads; torch: our own "
         "vectorised classic control, which can be compiled together with the policy; "
-        "auto: torch for classic control, native for bandits, otherwise sync or process by a short "
-        "measurement",
+        "auto: torch for classic control (4 or more environments, or compiled), native for "
+        "bandits, otherwise sync or process by a short measurement",
     )
     workers: int | None = option(
         None, "process, envpool: number of workers or threads; one per CPU core if not given"

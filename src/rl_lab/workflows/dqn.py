@@ -220,8 +220,8 @@ class DQN(ReplayWorkflow):
         """What `act` does, for rollouts that are compiled whole; unless a subclass does another."""
         if type(self).act is not DQN.act or self.model.is_masked:
             return None
-        weights = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        return Policy(self.decide, weights | {EPSILON: torch.tensor(self.epsilon)}, self.noise)
+        weights = {**self.optimizer.tensors, EPSILON: torch.tensor(self.epsilon)}
+        return Policy(self.decide, weights, self.noise)
 
     def noise(self, steps: int) -> Tensor:
         """For each decision a number per action, and one that says whether to explore."""

@@ -24,23 +24,20 @@ from rl_lab.core.batch import (
     STATE,
     TERMINATED,
     TRUNCATED,
-    Action,
     Batch,
     Metrics,
 )
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.sequences import as_rows, as_sequences, concatenate, take
 from rl_lab.core.tree import map_leaves
-from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.model import ActorCritic
-from rl_lab.networks.normalizer import normalize_mode
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.actor_critic import ActorCriticWorkflow
 
 OLD_VALUE, ADVANTAGE, RETURN = "old_value", "advantage", "return"
 
@@ -198,7 +195,7 @@ def ppo_loss(
     }
 
 
-class PPO(Workflow):
+class PPO(ActorCriticWorkflow):
     """Collect a rollout, then several epochs of minibatch updates on it."""
 
     Config: ClassVar[type | None] = PPOConfig
@@ -209,9 +206,6 @@ class PPO(Workflow):
         super().initialize(context)
         run = context.config
         self.collect_steps = self.config.rollout_steps
-        self.model = ActorCritic(
-            run.network, context.spec, normalize_mode(run.environment.normalize_obs)
-        ).to(context.device)
         self.optimizer = FlatOptimizer(
             self.model,
             partial(ppo_loss, normalize_batch=self.config.normalize_advantages == "batch"),
@@ -219,35 +213,13 @@ class PPO(Workflow):
             compile=run.compute.compile == "on",
             rate_patterns=self.config.learning_rates,
         )
-        self.fast = fast_policy(self.model)
+        self.bind_policy()
         self.reward_scale = (
             RewardNormalizer(context.train_environment.num_envs)
             if run.environment.normalize_reward
             else None
         )
-        self.action_rng = context.rng.torch("actions", context.device)
-        self.fast_rng = context.rng.numpy("actions")
         self.order_rng = context.rng.torch("minibatches")
-
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        """Sample, or take the mode; memories move one step on."""
-        if self.fast is not None:
-            action, log_prob = self.fast(obs.numpy(), None if deterministic else self.fast_rng)
-            return Action(action, state, {LOG_PROB: log_prob})
-        with torch.no_grad():
-            policy, state = self.model.policy_step(obs, state)
-            sampled = policy.mode() if deterministic else policy.sample(self.action_rng)
-            return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
-
-    def pure_policy(self) -> Policy | None:
-        """What `act` does, for rollouts that are compiled whole; unless a subclass does another."""
-        if type(self).act is not PPO.act:
-            return None
-        return self.model.pure_policy(self.context.train_environment.num_envs, self.action_rng)
-
-    def initial_state(self, batch: int) -> Any:
-        """The memories' own."""
-        return self.model.initial_state(batch)
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """All epochs on one rollout [T, N]. On a bad number everything is as it was before."""

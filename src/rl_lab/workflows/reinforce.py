@@ -26,7 +26,6 @@ from rl_lab.core.batch import (
     REWARD,
     TERMINATED,
     TRUNCATED,
-    Action,
     Array,
     Batch,
     CollectResult,
@@ -35,15 +34,13 @@ from rl_lab.core.batch import (
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.tree import map_leaves
-from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.model import ActorCritic
-from rl_lab.networks.normalizer import normalize_mode
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.actor_critic import ActorCriticWorkflow
 
 TARGET, RETURN = "target", "return"  # what weighs log π, and what the baseline learns
 KEPT = (OBS, ACTION, REWARD, TERMINATED, TRUNCATED, NEXT_OBS, RESET, LOG_PROB)
@@ -171,7 +168,7 @@ def baseline_loss(model: ActorCritic, rows: Batch) -> tuple[Tensor, dict[str, Te
     return loss, {"value_loss": loss}
 
 
-class Reinforce(Workflow):
+class Reinforce(ActorCriticWorkflow):
     """Wait for enough whole episodes, then one gradient step on all of them."""
 
     Config: ClassVar[type | None] = ReinforceConfig
@@ -182,9 +179,6 @@ class Reinforce(Workflow):
         super().initialize(context)
         run = context.config
         self.collect_steps = self.config.rollout_steps
-        self.model = ActorCritic(
-            run.network, context.spec, normalize_mode(run.environment.normalize_obs)
-        ).to(context.device)
         self.has_baseline = self.config.policy_targets == "advantages"
         self.is_joint = self.has_baseline and run.network.shared_torso
         actor = [f"torsos.{self.model.actor_torso}.*", "actor.*"]
@@ -200,32 +194,10 @@ class Reinforce(Workflow):
             if self.has_baseline and not self.is_joint
             else None
         )
-        self.fast = fast_policy(self.model)
+        self.bind_policy()
         self.reward_scale = RewardNormalizer(1) if run.environment.normalize_reward else None
-        self.action_rng = context.rng.torch("actions", context.device)
-        self.fast_rng = context.rng.numpy("actions")
         self.waiting: list[Batch] = []  # rollouts [T, N] with rows that were not learned from
         self.next_step = 0  # the environment step up to which they reach
-
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        """Sample, or take the mode; memories move one step on."""
-        if self.fast is not None:
-            action, log_prob = self.fast(obs.numpy(), None if deterministic else self.fast_rng)
-            return Action(action, state, {LOG_PROB: log_prob})
-        with torch.no_grad():
-            policy, state = self.model.policy_step(obs, state)
-            sampled = policy.mode() if deterministic else policy.sample(self.action_rng)
-            return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
-
-    def pure_policy(self) -> Policy | None:
-        """What `act` does, for rollouts that are compiled whole; unless a subclass does another."""
-        if type(self).act is not Reinforce.act:
-            return None
-        return self.model.pure_policy(self.context.train_environment.num_envs, self.action_rng)
-
-    def initial_state(self, batch: int) -> Any:
-        """The memories' own."""
-        return self.model.initial_state(batch)
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """A few vector steps. There is something to learn from once enough episodes have ended."""

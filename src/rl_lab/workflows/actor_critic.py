@@ -1,0 +1,49 @@
+"""What algorithms with a policy and a value network share: how the policy acts."""
+
+from typing import Any
+
+import torch
+
+from rl_lab.core.batch import LOG_PROB, Action
+from rl_lab.core.protocols import Policy, WorkflowContext
+from rl_lab.networks.fast import fast_policy
+from rl_lab.networks.model import ActorCritic
+from rl_lab.networks.normalizer import normalize_mode
+from rl_lab.workflows.base import Workflow
+
+
+class ActorCriticWorkflow(Workflow):
+    """Acts by `self.model`. A subclass adds its optimisers, then calls `bind_policy`."""
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Build the network."""
+        super().initialize(context)
+        run = context.config
+        mode = normalize_mode(run.environment.normalize_obs)
+        self.model = ActorCritic(run.network, context.spec, mode).to(context.device)
+
+    def bind_policy(self) -> None:
+        """The policy's numpy twin, on the memory that an optimiser gave the weights; its dice."""
+        self.fast = fast_policy(self.model)
+        self.action_rng = self.context.rng.torch("actions", self.context.device)
+        self.fast_rng = self.context.rng.numpy("actions")
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Sample, or take the mode; memories move one step on."""
+        if self.fast is not None:
+            action, log_prob = self.fast(obs.numpy(), None if deterministic else self.fast_rng)
+            return Action(action, state, {LOG_PROB: log_prob})
+        with torch.no_grad():
+            policy, state = self.model.policy_step(obs, state)
+            sampled = policy.mode() if deterministic else policy.sample(self.action_rng)
+            return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
+
+    def pure_policy(self) -> Policy | None:
+        """What `act` does, for rollouts that are compiled whole; unless a subclass does another."""
+        if type(self).act is not ActorCriticWorkflow.act:
+            return None
+        return self.model.pure_policy(self.context.train_environment.num_envs, self.action_rng)
+
+    def initial_state(self, batch: int) -> Any:
+        """The memories' own."""
+        return self.model.initial_state(batch)
