@@ -13,7 +13,7 @@ from rl_lab.core.picture import Contour, Lines, Points
 from rl_lab.core.schedule import at
 from rl_lab.core.state import fingerprint
 from rl_lab.workflows import sql
-from rl_lab.workflows.sql import SQLConfig, gaussian_kernel, soft_target, soft_value
+from rl_lab.workflows.sql import SQLConfig, described, gaussian_kernel, soft_target, soft_value
 
 NETWORK = [f"network.{head}.hidden_dims=[16]" for head in ("actor", "critic")]
 SMALL = [*NETWORK, "network.encoder.hidden_dims=[]", "algorithm.learning_starts=0"]
@@ -36,6 +36,11 @@ def rows(count: int = 8, **more) -> dict:
         NEXT_OBS: torch.randn(count, 2, generator=random),
         **more,
     }
+
+
+def target_of(made, batch: dict) -> torch.Tensor:
+    now = at(made.config, 0)
+    return made._target(batch, made._next_values(batch, now), now)
 
 
 # ------------------------------------------------------------------------------- values
@@ -61,6 +66,20 @@ def test_the_value_is_the_log_of_an_integral(width):
     assert soft_value(-lucky.square() / (2 * width**2), 1).item() == pytest.approx(closed, abs=0.02)
 
 
+def test_the_policy_behind_q_is_described():
+    # Equal values: uniform on a square of side 2, entropy log 4, no spread.
+    even = described(torch.full((3, 16), 2.5), 2)
+    assert even["entropy"].item() == pytest.approx(math.log(4))
+    assert even["q_spread"].item() == 0
+    # Q = ±x on the two halves of a line: shares p = 1 / (1 + e^-2x) and 1 - p, each on length 1,
+    # so the entropy is that of a coin.
+    share = 1 / (1 + math.exp(-2.0))
+    coin = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    uneven = described(torch.tensor([[1.0, -1.0]]), 1)
+    assert uneven["entropy"].item() == pytest.approx(coin)
+    assert uneven["q_spread"].item() == 2
+
+
 def test_nothing_comes_after_a_termination():
     # 0.1 · 10 = 1; with a future of 4 at gamma 0.5: 1 + 2. A bad number there must not leak.
     target = soft_target(
@@ -77,10 +96,9 @@ def test_a_target_sees_terminations_and_no_truncations(workflow):
     made = workflow("algorithm.reward_scale=2")
     ends = torch.tensor([True] + [False] * 7)
     cut = rows(**{TRUNCATED: torch.tensor([False, True] + [False] * 6)})
-    now = at(made.config, 0)
-    ended = made._target(rows(**{TERMINATED: ends}), now)
+    ended = target_of(made, rows(**{TERMINATED: ends}))
     assert ended[0].item() == pytest.approx(2 * rows()[REWARD][0].item())
-    assert made._target(cut, now)[1].item() != pytest.approx(2 * rows()[REWARD][1].item())
+    assert target_of(made, cut)[1].item() != pytest.approx(2 * rows()[REWARD][1].item())
 
 
 def test_a_target_looks_at_where_the_step_ended(workflow):
@@ -89,7 +107,7 @@ def test_a_target_looks_at_where_the_step_ended(workflow):
 
     def target(**more):
         made.rng.set_state(start)
-        return made._target(rows(**more), at(made.config, 0))
+        return target_of(made, rows(**more))
 
     assert torch.equal(target(**{OBS: torch.zeros(8, 2)}), target())
     assert (target(**{NEXT_OBS: torch.zeros(8, 2)}) != target()).all()
@@ -103,7 +121,7 @@ def test_a_target_looks_at_where_the_step_ended(workflow):
 def test_the_value_is_of_actions_all_over_the_space_and_of_others_in_each_row(workflow):
     made, seen = workflow("algorithm.value_particles=50"), []
     made.target.module = lambda obs, action: seen.append(action) or action[..., :1]
-    made._target(rows(), at(made.config, 0))
+    target_of(made, rows())
     (uniform,) = seen
     assert uniform.shape == (8, 50, 2) and len(uniform.flatten().unique()) > 790
     assert -1 <= uniform.min() < -0.97 and 0.97 < uniform.max() <= 1
@@ -243,7 +261,7 @@ def test_the_samplers_step_leaves_q_alone_and_qs_step_the_sampler(workflow):
     assert all(each.grad is None for each in made.critic.parameters())
     moved = flat(made.sampler)
     assert not torch.equal(moved, sampler)
-    target = made._target(batch, now)
+    target = target_of(made, batch)
     assert not target.requires_grad
     made.critic_optimizer.step(batch[OBS], batch[ACTION], target, torch.ones(8), **limits)
     assert torch.equal(flat(made.sampler), moved)

@@ -20,6 +20,7 @@ from rl_lab.workflows.tabular import (
     SarsaConfig,
     epsilon_greedy,
     expected_value,
+    policy_entropy,
     state_count,
 )
 from tiny_runs import final_state, tiny_config, tiny_run
@@ -377,3 +378,11 @@ def test_bad_values_are_refused(config, options, message):
 def test_what_a_table_would_ignore_is_refused(name):
     with pytest.raises(ConfigError, match=f"no use for environment.{name}"):
         tiny_config("FrozenLake-v1:sarsa", f"environment.{name}=true")
+
+
+def test_the_entropy_of_an_epsilon_greedy_policy_by_hand():
+    values = np.array([[0.0, 1.0], [2.0, 2.0]])
+    # One best action: 0.9 and 0.1. Two: a half each, whatever epsilon is.
+    lone = -0.9 * np.log(0.9) - 0.1 * np.log(0.1)
+    assert policy_entropy(values, 0.2) == pytest.approx([lone, np.log(2)])
+    assert policy_entropy(values, 0.0) == pytest.approx([0.0, np.log(2)])

@@ -102,6 +102,15 @@ def soft_value(q: Tensor, action_dim: int) -> Tensor:
     return q.logsumexp(-1) - math.log(q.shape[-1]) + action_dim * math.log(2)
 
 
+def described(q: Tensor, action_dim: int) -> dict[str, Tensor]:
+    """Of the policy exp(Q − V) over the same actions: its entropy E[V − Q], and how Q differs."""
+    expected = (q.softmax(-1) * q).sum(-1)
+    return {
+        "entropy": (soft_value(q, action_dim) - expected).mean(),
+        "q_spread": (q.amax(-1) - q.amin(-1)).mean(),
+    }
+
+
 def soft_target(
     reward: Tensor, terminated: Tensor, next_value: Tensor, *, reward_scale: float, gamma: float
 ) -> Tensor:
@@ -242,7 +251,8 @@ class SQL(ReplayWorkflow):
     def learn(self, rows: Batch, now: SQLConfig) -> Metrics:
         """One step of Q on its target, one of the sampler towards Q."""
         obs, device = rows[OBS], self.context.device
-        target = self._target(rows, now)
+        next_q = self._next_values(rows, now)
+        target = self._target(rows, next_q, now)
         weight = rows[WEIGHT] if WEIGHT in rows else torch.ones_like(target)
         limits = {
             "learning_rate": scalar(now.learning_rate, device),
@@ -260,6 +270,7 @@ class SQL(ReplayWorkflow):
             "critic_loss": critic["loss"],
             "critic_grad_norm": critic["grad_norm"],
             "q_mean": critic["q_mean"],
+            **described(next_q, self.action_dim),
             "target_mean": target.mean(),
             "stein_norm": direction.norm(dim=-1).mean(),
             "action_spread": sampler["action_spread"],
@@ -311,15 +322,19 @@ class SQL(ReplayWorkflow):
         )
 
     @torch.no_grad()
-    def _target(self, rows: Batch, now: SQLConfig) -> Tensor:
-        """The soft Bellman target [B], with uniform actions of its own for each row."""
+    def _next_values(self, rows: Batch, now: SQLConfig) -> Tensor:
+        """The target's Q [B, K] of where the rows ended, with uniform actions of their own."""
         shape = (len(rows[REWARD]), now.value_particles, self.action_dim)
         uniform = torch.rand(shape, generator=self.rng, device=rows[REWARD].device) * 2 - 1
-        value = soft_value(self.target.module(rows[NEXT_OBS], uniform).squeeze(-1), self.action_dim)
+        q: Tensor = self.target.module(rows[NEXT_OBS], uniform).squeeze(-1)
+        return q
+
+    def _target(self, rows: Batch, next_q: Tensor, now: SQLConfig) -> Tensor:
+        """The soft Bellman target [B]."""
         return soft_target(
             rows[REWARD],
             rows[TERMINATED],
-            value,
+            soft_value(next_q, self.action_dim),
             reward_scale=now.reward_scale,
             gamma=now.gamma,
         )

@@ -108,6 +108,13 @@ def epsilon_greedy(values: Array, epsilon: float, random: np.random.Generator) -
     return np.where(best | explore[:, None], chances, -1.0).argmax(axis=1)
 
 
+def policy_entropy(values: Array, epsilon: float) -> Array:
+    """Of the epsilon-greedy policy on each row of values [N, A], in nats."""
+    best = values == values.max(axis=1, keepdims=True)
+    share = epsilon / values.shape[1] + (1.0 - epsilon) * best / best.sum(axis=1, keepdims=True)
+    return -np.sum(share * np.log(np.where(share > 0, share, 1.0)), axis=1)
+
+
 def state_count(space: Observation, action: Any) -> int:
     """How many states a table has, or why there can be none."""
     if not isinstance(space, Discrete | MultiDiscrete):
@@ -198,11 +205,15 @@ class Tabular(Workflow):
         self.tables[cell] += rate * error
         return error
 
-    def metrics(self, now: TabularConfig, errors: list[float]) -> Metrics:
-        """What a rollout taught."""
+    def metrics(self, now: TabularConfig, errors: list[float], states: Array) -> Metrics:
+        """What a rollout taught, and the policy in the states that it saw."""
         size = float(np.mean(np.abs(errors))) if errors else 0.0
+        values = self.tables[:, np.unique(states)].mean(axis=0)
         return {
             "td_error": size,
+            "q_max": float(values.max(axis=1).mean()),
+            "q_spread": float(np.ptp(values, axis=1).mean()),
+            "entropy": float(policy_entropy(values, now.epsilon).mean()),
             "epsilon": now.epsilon,
             "learning_rate": now.learning_rate,
             "visited_share": float((self.visits > 0).mean()),
@@ -242,7 +253,7 @@ class QLearning(Tabular):
                 target += now.gamma * future
             state, action = int(rows[OBS][place]), int(rows[ACTION][place])
             errors.append(self.learn(now, state, action, target, which))
-        return self.metrics(now, errors)
+        return self.metrics(now, errors, rows[OBS])
 
 
 class Sarsa(Tabular):
@@ -283,7 +294,7 @@ class Sarsa(Tabular):
             self.waiting_reward[env], self.waiting_at[env] = reward, next_state
             if rows[TRUNCATED][place] or now.expected:
                 errors.append(self._settle(now, env, None))
-        return self.metrics(now, errors)
+        return self.metrics(now, errors, rows[OBS])
 
     def _settle(self, now: SarsaConfig, env: int, next_action: int | None) -> float:
         """Learn from what waits; None: nobody knows the next action, so its mean counts."""
