@@ -55,6 +55,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "orchestration": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "cli": {"typer", "yaml", "torch"},
     "monitoring": NUMBERS | {"matplotlib"},
+    "analysis": NUMBERS | {"matplotlib"},
+    "tuning": NUMBERS | {"optuna", "matplotlib", "yaml"},
     # other libraries, to be compared with: each is optional and imported where it is used
     "benchmarking": NUMBERS
     | {"gymnasium", "stable_baselines3", "sbx", "flax", "jax", "matplotlib"},
@@ -68,6 +70,8 @@ WRITERS = {
     "records/run_directory.py": "the lock",
     "records/index.py": "SQLite writes by itself",
     "envs/check.py": "a temporary folder for its second process",
+    "tuning/driver.py": "the lock of a sweep",
+    "tuning/jobs.py": "what its processes say, appended",
 }
 WRITING_CALLS = {"write_text", "write_bytes", "touch"}
 WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND"}

@@ -1,8 +1,7 @@
 """The Python interface: train, resume, evaluate, load a policy, list runs, register classes."""
 
 import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.session import Outcome, View, no_view
 from rl_lab.orchestration.validation import validate
+from rl_lab.orchestration.values import as_override
 from rl_lab.records.index import Index
 
 T = TypeVar("T")
@@ -110,25 +110,6 @@ def configure(
 def runs_root(runs_dir: Folder | None = None) -> Path:
     """Where runs live: as given, or `RL_LAB_RUNS`, or `runs/`."""
     return Path(runs_dir if runs_dir is not None else os.environ.get("RL_LAB_RUNS") or "runs")
-
-
-def as_override(path: str, value: Any) -> str:
-    """`key=value` in the grammar of the command line, from a Python value."""
-    return f"{path}={_spelled(value)}"
-
-
-def _spelled(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_spelled(each)}" for key, each in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_spelled, value)) + "]"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    # In quotes, a backslash is only special in front of a quote.
-    text = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), str(value))
-    return f'"{text}"'
 
 
 # ----------------------------------------------------------------------- policy

@@ -54,7 +54,7 @@ def test_rows_can_be_changed_and_filtered(tmp_path):
     index.upsert({"id": "a"})
     assert [row["id"] for row in index.rows()] == ["b", "a"]
     (row,) = index.rows(algorithm="ppo", status="done")
-    assert row["best"] == 3.5 and set(row) == set(COLUMNS)
+    assert row["best"] == 3.5 and set(row) == set(COLUMNS) - {"stamp"}
     assert [row["id"] for row in index.rows(best=None)] == ["b"]
     assert index.rows(algorithm="sac") == []
     with pytest.raises(ValueError, match="did you mean 'algorithm'"):
@@ -81,7 +81,8 @@ def test_rebuild_makes_the_same_rows_from_the_folders(tmp_path):
         "id": done.id, "name": "first", "path": done.path.name, "algorithm": "ppo",
         "environment": "CartPole-v1", "seed": 7, "status": "done", "env_steps": 1000,
         "best": 475.5, "last_return": 400.0, "created": "2026-01-01", "updated": "2026-01-02",
-        "wall_time": 12.5,
+        "wall_time": 12.5, "experiment": rows[bare.id]["experiment"], "group": None,
+        "parent": None, "tags": [], "notes": None, "metrics": {},
     }  # fmt: skip
     assert rows[bare.id]["created"] == bare.created and rows[bare.id]["status"] is None
     assert rows[broken.id]["algorithm"] is None and rows[broken.id]["best"] is None
@@ -121,6 +122,17 @@ def test_a_corrupt_index_is_rebuilt(tmp_path, caplog, method, damage):
     elif method == "rebuild":
         index.rebuild()
     assert [row["id"] for row in index.rows()] == [run.id]
+
+
+def test_a_value_that_is_no_json_is_damage_too(tmp_path, caplog):
+    run = make_run(tmp_path, "x")
+    index = Index(tmp_path)
+    index.rebuild()
+    with sqlite3.connect(index.path) as db:
+        db.execute("UPDATE runs SET tags = '['")
+    db.close()
+    assert [(row["id"], row["tags"]) for row in index.rows()] == [(run.id, [])]
+    assert "(a value is not JSON" in caplog.text
 
 
 def test_an_index_that_cannot_be_used_never_fails_a_run(tmp_path, caplog, monkeypatch):

@@ -48,9 +48,10 @@ class Contestant:
 
 def ours(job: Job) -> Timed:
     """The real loop of a run: its folder, guards and last checkpoint. No evaluation, one row."""
-    from rl_lab.api import as_override, configure
+    from rl_lab.api import configure
     from rl_lab.orchestration.build import build_run
     from rl_lab.orchestration.resolve import resolve
+    from rl_lab.orchestration.values import as_override
     from rl_lab.records.run_directory import RunDirectory
     from rl_lab.records.sinks import Sinks
 
@@ -137,8 +138,9 @@ def _ppo_settings(values: Settings) -> dict[str, Any]:
 
 def our_command(job: Job) -> list[str]:
     """The words of `rl-lab train` that end where the return is reached; the defaults otherwise."""
-    from rl_lab.api import as_override, configure
+    from rl_lab.api import configure
     from rl_lab.orchestration.resolve import resolve
+    from rl_lab.orchestration.values import as_override
 
     settings = our_settings(job)
     config = configure(overrides=[as_override(*each) for each in settings.items()])[0]

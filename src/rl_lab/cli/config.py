@@ -1,11 +1,13 @@
 """`rl-lab config`: the whole tree as YAML, with the origin of each value beside it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from rl_lab.cli.printing import say, say_json, table, warn
 from rl_lab.cli.train import Request
+from rl_lab.core.errors import UserError
 
 WIDEST = 60  # an origin stands in this column at the latest
 DEFAULT = "default"
@@ -31,6 +33,32 @@ def run(
         say_json(tree)
         return 0
     say(annotated(tree, composed.tree, composed.origins, own_defaults(config)))
+    return 0
+
+
+def migrate(words: Sequence[str], *, write: bool) -> int:
+    """Print a config file under the keys of today, or put that in its place."""
+    import yaml  # type: ignore[import-untyped, unused-ignore]
+
+    from rl_lab.api import configure
+    from rl_lab.records.commit import write_atomically
+
+    if len(words) != 1:
+        raise UserError("write `rl-lab config migrate FILE`, with the name of one YAML file")
+    file = Path(words[0])
+    _, composed = configure(config_file=file)  # what cannot be used is refused, not written
+    text = yaml.safe_dump(composed.tree, sort_keys=False, allow_unicode=True, width=100)
+    for note in composed.notes or [f"{file}: nothing to rename"]:
+        warn(note)
+    if not write:
+        say(text.rstrip())
+        return 0
+    kept = file.with_name(f"{file.name}.old")
+    if kept.exists():
+        raise UserError(f"{kept} is in the way: it would be replaced by the file of today")
+    write_atomically(kept, file.read_bytes())
+    write_atomically(file, text.encode())
+    warn(f"written to {file}; as it was: {kept}")
     return 0
 
 

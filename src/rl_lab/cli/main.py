@@ -12,11 +12,11 @@ from typing import Annotated
 
 import typer
 
-from rl_lab.cli import bench
+from rl_lab.cli import bench, compare_commands, run_commands, sweep
+from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
-SETTINGS = {"help_option_names": ["-h", "--help"]}
 WORDS = "SPEC|KEY=VALUE"
 
 app = typer.Typer(
@@ -40,6 +40,9 @@ new_app = typer.Typer(
     rich_markup_mode=None,
     context_settings=SETTINGS,
 )
+app.add_typer(run_commands.app)  # no name: its commands are commands of this one
+app.add_typer(compare_commands.app)
+app.add_typer(sweep.app)
 app.add_typer(bench.app, name="bench")
 app.add_typer(check_app, name="check")
 app.add_typer(new_app, name="new")
@@ -49,13 +52,6 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar=WORDS, help="an experiment such as CartPole-v1:ppo, and overrides"),
 ]
-Run = Annotated[
-    str, typer.Argument(help="a run: @last, @best, an id or a path; add :best, :last or :STEP")
-]
-RunsDir = Annotated[
-    Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
-]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="a YAML file instead of SPEC")
 ]
@@ -79,7 +75,6 @@ TotalTimesteps = Annotated[
 Seeds = Annotated[
     str | None, typer.Option("--seed", metavar="N[,N]...", help="one run for each of these seeds")
 ]
-RUNS = Path("runs")
 
 
 @app.command(context_settings=SETTINGS)
@@ -90,6 +85,10 @@ def train(
     plugins: Plugins = None,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN[:STEP]", help="continue a run, bit for bit")
+    ] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(metavar="RUN[:STEP]", help="go on from a checkpoint as a new run"),
     ] = None,
     init_from_run: Annotated[
         str | None, typer.Option(metavar="RUN[:STEP]", help="start from the weights of a run")
@@ -123,6 +122,7 @@ def train(
         config_dirs=config_dirs or [],
         plugins=plugins or [],
         resume=resume,
+        fork=fork,
         init_from_run=init_from_run,
         seed=seed,
         total_timesteps=total_timesteps,
@@ -149,12 +149,20 @@ def config(
     options: Annotated[
         bool, typer.Option("--options", "--describe", help="every option, its type and meaning")
     ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="with `migrate FILE`: put the result in its place")
+    ] = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
-    """Print the whole configuration, and where each value comes from."""
+    """Print the whole configuration, and where each value comes from.
+
+    `rl-lab config migrate FILE` prints an older file under the keys of today.
+    """
     from rl_lab.cli import config, train
 
+    if words and words[0] == "migrate":
+        return config.migrate(words[1:], write=write)
     request = train.Request(
         words=words or [],
         config_file=config_file,
@@ -182,18 +190,6 @@ def evaluate(
     return evaluate.run(
         run, episodes=episodes, sample=sample, seed=seed, runs_dir=runs_dir, as_json=as_json
     )
-
-
-@app.command(name="list", context_settings=SETTINGS)
-def list_runs(
-    limit: Annotated[int, typer.Option(min=0, help="how many runs; 0: all")] = 20,
-    runs_dir: RunsDir = RUNS,
-    as_json: Json = False,
-) -> int:
-    """List the runs, newest first."""
-    from rl_lab.cli import list_runs
-
-    return list_runs.run(limit=limit, runs_dir=runs_dir, as_json=as_json)
 
 
 @app.command(context_settings=SETTINGS)
@@ -226,6 +222,25 @@ def algorithms(
     from rl_lab.cli import algorithms
 
     return algorithms.run(name, plugins=plugins or [], as_json=as_json)
+
+
+@app.command(context_settings=SETTINGS)
+def verify(
+    run: Run,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="environment steps to run again")
+    ] = None,
+    start: Annotated[
+        int | None,
+        typer.Option("--from", min=1, metavar="STEP", help="begin with this checkpoint"),
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Run it again beside, and name the first difference: 0 none, 1 one, 2 cannot be checked."""
+    from rl_lab.cli import verify
+
+    return verify.run(run, steps=steps, start=start, runs_dir=runs_dir, as_json=as_json)
 
 
 @app.command(name="replay-crash", context_settings=SETTINGS)

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_lab.cli.list_runs import true_status
 from rl_lab.cli.printing import pairs, say, say_json, spread, table
 from rl_lab.records.display import Display, load_display
+from rl_lab.records.index import row_of, true_status
 from rl_lab.records.metrics import STEP, iterate_metrics
 
 FROM_SUMMARY = (
     *("env_steps", "total_timesteps", "updates", "episodes", "best", "best_step", "last_return"),
     *("test", "wall_time", "resumes", "snapshot_level", "resume_exact", "error"),
-    *("parameters", "efficiency"),
+    *("parameters", "efficiency", "parent", "cleaned"),
 )
 
 
@@ -33,6 +33,8 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
     keys = ("id", "name", "path", "status", "error", "algorithm", "environment", "seed", "device")
     lines = {key: facts[key] for key in keys if facts[key] is not None}
     lines["seed"] = str(facts["seed"])
+    lines |= {"tags": " ".join(facts["tags"])} if facts["tags"] else {}
+    lines |= {"notes": facts["notes"]} if facts["notes"] else {}
     lines |= {
         "env_steps": steps,
         "updates": facts["updates"],
@@ -43,6 +45,12 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
         "best": best,
         **tests,
     }
+    if cleaned := facts["cleaned"]:
+        lines["cleaned up"] = f"{cleaned['time'][:8]}: no checkpoints, cannot be resumed"
+    if parent := facts["parent"]:
+        lines["fork of"] = f"{parent['id']} at step {parent['step']:,}"
+    if facts["code_change"]:
+        lines["code"] = facts["code_change"]
     say(pairs(lines))
     if facts["checkpoints"]:
         say("\n" + table(facts["checkpoints"], ["step", "score"]))
@@ -62,8 +70,8 @@ def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
     """Everything that is known about a run."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
-    from rl_lab.records.index import row_of
     from rl_lab.records.run_directory import find_run
+    from rl_lab.records.source import code_change
 
     directory, _ = find_run(reference, runs_dir)
     row, summary = row_of(directory, runs_dir), directory.read_summary()
@@ -75,8 +83,10 @@ def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
         "path": str(directory.path),
         "status": true_status(directory.path, summary.get("status")),
         **{name: row[name] for name in ("name", "algorithm", "environment", "seed")},
+        **{name: row[name] for name in ("experiment", "group", "tags", "notes")},
         "device": config.get("experiment", {}).get("device"),
         **{name: summary.get(name) for name in FROM_SUMMARY},
+        "code_change": code_change(directory),
         "checkpoints": _checkpoints(directory.checkpoints),
         "metrics": last,
         "best_metrics": best,
@@ -124,6 +134,7 @@ def metric_rows(
 
 
 def _checkpoints(folder: Path) -> list[dict[str, Any]]:
+    from rl_lab.core.errors import UserError
     from rl_lab.records.checkpoint import CheckpointStore
     from rl_lab.records.commit import CorruptCheckpoint, read_manifest
 
@@ -131,7 +142,7 @@ def _checkpoints(folder: Path) -> list[dict[str, Any]]:
     for step in CheckpointStore(folder).steps():
         try:
             score = read_manifest(folder / f"step_{step:012d}").get("score")
-        except CorruptCheckpoint:
+        except (CorruptCheckpoint, UserError):  # damaged, or of a newer version
             score = None
         found.append({"step": step, "score": score})
     return found

@@ -109,8 +109,9 @@ def _training(name: str, timesteps: int, config_dirs: Sequence[Path]) -> Callabl
     """A whole run of a preset in a folder that is gone afterwards."""
 
     def job() -> None:
-        from rl_lab.api import as_override, configure
+        from rl_lab.api import configure
         from rl_lab.orchestration.session import train
+        from rl_lab.orchestration.values import as_override
 
         words = [as_override(path, value) for path, value in SHORT.items()]
         words.append(f"training.total_timesteps={timesteps}")

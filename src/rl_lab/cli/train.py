@@ -25,6 +25,7 @@ class Request:
     config_dirs: Sequence[Path] = ()
     plugins: Sequence[Path] = ()
     resume: str | None = None
+    fork: str | None = None
     init_from_run: str | None = None
     seed: str | None = None
     total_timesteps: str | None = None
@@ -44,7 +45,7 @@ class Request:
     def overrides(self) -> list[str]:
         """Every `key=value`, those of the options included; what was typed last wins."""
         words = [word for word in self.words if _is_override(word)]
-        if self.debug:
+        if self.debug and self.fork is None:  # a fork begins where it begins
             words = [f"training.total_timesteps={DEBUG_STEPS}", "compute.compile=off", *words]
         if self.total_timesteps is not None:
             words.append(f"training.total_timesteps={self.total_timesteps}")
@@ -93,6 +94,9 @@ def run(request: Request, *, quiet: bool, as_json: bool) -> int:
     if reference := _resumed(request):
         outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
+    if request.fork is not None:
+        outcomes = _forks(request, view, silent)
+        return _finish(request, outcomes, quiet=quiet, as_json=as_json)
     prepared = [request.configure(seed) for seed in request.seeds]  # all of them, before any runs
     for note in [] if silent else prepared[0][1].notes:
         say(note)
@@ -108,6 +112,44 @@ def run(request: Request, *, quiet: bool, as_json: bool) -> int:
     return _finish(request, outcomes, quiet=quiet, as_json=as_json)
 
 
+def _forks(request: Request, view: Any, silent: bool) -> list[Any]:
+    """A run for every seed, each of which goes on from the same checkpoint of another run."""
+    from rl_lab.orchestration.fork import fork
+    from rl_lab.records.run_directory import find_run
+
+    assert request.fork is not None
+    given = {
+        f"'{request.spec}'": request.spec,
+        "--config": request.config_file,
+        "--config-dir": request.config_dirs,
+        "--plugin": request.plugins,
+        "--init-from-run": request.init_from_run,
+    }
+    if others := [name for name, value in given.items() if value]:
+        raise UserError(f"--fork: the run brings its own experiment, leave out {others[0]}")
+    # By its path: the first fork must not become the `@last` of the second.
+    run, which = find_run(request.fork, request.runs_dir)
+    reference = str(run.path) if which is None else f"{run.path}:{which}"
+    outcomes = []
+    for seed in request.seeds:
+        extra = [] if seed is None else [f"experiment.seed={seed}"]
+        outcomes.append(
+            fork(
+                reference,
+                [*request.overrides, *extra],
+                root=request.runs_dir,
+                command=list(sys.argv),
+                view=view,
+                debug=request.debug,
+            )
+        )
+        if outcomes[-1].exit_code:
+            break
+        if not silent and len(request.seeds) > 1:
+            say(_result(outcomes[-1]))
+    return outcomes
+
+
 def _resumed(request: Request) -> str | None:
     """The run to continue, which keeps its own configuration: nothing else may be asked for."""
     path = [word.partition("=")[2] for word in request.words if _key(word) == RESUME_WORD]
@@ -120,6 +162,7 @@ def _resumed(request: Request) -> str | None:
     given = {
         "--config": request.config_file,
         "--config-dir": request.config_dirs,
+        "--fork": request.fork,
         "--init-from-run": request.init_from_run,
         "--seed": request.seed,
         "--total-timesteps": request.total_timesteps,
@@ -210,6 +253,8 @@ def _suggestions(request: Request, outcome: Any) -> list[str]:
         ("--plugin", request.plugins),
     ):
         options += [part for value in values for part in (name, str(value))]
+    if parent := outcome.summary.get("parent"):  # by its id: `@last` is the fork itself by now
+        options += ["--fork", f"{parent['id']}:{parent['step']}"]
     if request.init_from_run:
         options += ["--init-from-run", request.init_from_run]
     if request.total_timesteps:

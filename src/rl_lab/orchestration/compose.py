@@ -24,7 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.config import leaves
+from rl_lab.orchestration.config import VERSION, leaves
 from rl_lab.orchestration.documents import (
     COMMAND_LINE,
     Origin,
@@ -97,10 +97,16 @@ def compose(
     tree = _resolved(config, origins)
     tree.pop("_dims", None)  # sizes come from the environment
     forget("_dims", origins)
-    if "version" not in tree:
-        tree, origins, note = upgrade(tree, origins)
+    where = f"{shown(config_file)}: " if config_file else ""
+    if (version := tree.get("version", 0)) == 0:
+        tree, origins, note = upgrade({k: v for k, v in tree.items() if k != "version"}, origins)
         if note:
-            notes.append(f"{shown(config_file)}: {note}" if config_file else note)
+            notes.append(f"{where}{note}")
+    elif isinstance(version, int) and version > VERSION:  # its keys are unknown here: no others
+        raise UserError(
+            f"{where}version {version} is of a newer rl-lab (this one reads up to {VERSION}): "
+            "upgrade rl-lab to use it"
+        )
     return Composed(tree, origins, notes)
 
 

@@ -43,6 +43,7 @@ def load(
     `seed` replaces the run's own for whatever is random from here on.
     """
     directory, which = find_run(reference, root)
+    directory.check_complete()
     config = load_config(directory)
     experiment = replace(
         config.experiment,

@@ -33,6 +33,7 @@ from rl_lab.records.index import Index, row_of
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.sinks import Sink, Sinks, TensorBoardSink
+from rl_lab.records.source import code_change, read_provenance
 from rl_lab.records.wandb import WandbSink, choose_mode
 
 EXACT = ("E0", "E1", "E2")
@@ -71,17 +72,21 @@ def train(
     warm = find_weights(config.training.warm_start, root)
 
     def create() -> RunDirectory:
-        name = config.experiment.name or f"{config.environment.id}-{config.algorithm.name}"
-        directory = RunDirectory.create(root, name)
-        write_atomically(directory.config_file, to_yaml(config).encode())
-        facts = json.dumps(provenance(list(command)), indent=2)
-        write_atomically(directory.provenance_file, facts.encode())
-        return directory
+        return create_run(config, root, provenance(list(command), config.plugins))
 
     with explaining_memory(config):
         orchestrator, directory = build_run(config, create, sinks, weights=warm)
     with directory.lock(), closing(orchestrator):
-        return _drive(orchestrator, directory, root, view, debug)
+        return drive(orchestrator, directory, root, view, debug)
+
+
+def create_run(config: RunConfig, root: Path, facts: Mapping[str, Any]) -> RunDirectory:
+    """The folder of a new run, with its configuration and where it came from."""
+    name = config.experiment.name or f"{config.environment.id}-{config.algorithm.name}"
+    directory = RunDirectory.create(root, name)
+    write_atomically(directory.config_file, to_yaml(config).encode())
+    write_atomically(directory.provenance_file, json.dumps(facts, indent=2).encode())
+    return directory
 
 
 def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
@@ -105,16 +110,21 @@ def resume(reference: str, *, root: Path, view: View = no_view, debug: bool = Fa
     directory, which = find_run(reference, root)
     with directory.lock():
         directory.clean()
+        directory.check_complete()
         config = load_config(directory)
         sinks = Sinks([], directory.log_file)
+        if changed := code_change(directory):
+            sinks.say(f"WARNING: {changed}: it may not go on bit for bit")
         # A run that has no checkpoint yet begins again, from the weights it began with.
         fresh = not CheckpointStore(directory.checkpoints).steps()
+        if fresh and "parent" in read_provenance(directory):
+            raise UserError(f"run {directory.id} was stopped before it began: fork it again")
         weights = find_weights(config.training.warm_start, root) if fresh else None
         with explaining_memory(config):
             orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
         with closing(orchestrator):
             _return_to(orchestrator, which, file_hash(directory))
-            return _drive(orchestrator, directory, root, view, debug)
+            return drive(orchestrator, directory, root, view, debug)
 
 
 def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
@@ -144,13 +154,16 @@ def check_identity(orchestrator: Orchestrator, manifest: Mapping[str, Any], writ
             f"config.yaml was changed after the checkpoint at step {manifest['step']}: undo the "
             "change, or start a new run with training.warm_start"
         )
-    changed = [
-        key for key, value in own["numerics"].items() if manifest["numerics"].get(key) != value
-    ]
-    if changed:
+    if changed := changed_numerics(orchestrator, manifest):
         orchestrator.sinks.say(
             f"WARNING: not bit for bit from here: {', '.join(changed)} changed since the checkpoint"
         )
+
+
+def changed_numerics(orchestrator: Orchestrator, manifest: Mapping[str, Any]) -> list[str]:
+    """What decides the last bit of a float and is not what it was at a checkpoint."""
+    now, then = orchestrator.identity["numerics"], manifest["numerics"]
+    return [key for key, value in now.items() if then.get(key) != value]
 
 
 def file_hash(directory: RunDirectory) -> str:
@@ -169,11 +182,12 @@ def find_weights(reference: str | None, root: Path) -> Tree | None:
     if reference is None:
         return None
     directory, which = find_run(reference, root)
+    directory.check_complete()
     store = CheckpointStore(directory.checkpoints)
     return store.load(store.preferred() if which is None else which, rows=False)[0]["workflow"]
 
 
-def _drive(
+def drive(
     orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View, debug: bool
 ) -> Outcome:
     """Run the loop under signal handlers; whatever happens, the summary tells it."""

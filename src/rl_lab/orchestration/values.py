@@ -1,7 +1,8 @@
 """Single values of a config: what a number, a flag, a choice, a schedule may look like."""
 
 import math
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from rl_lab.core.errors import did_you_mean
@@ -121,3 +122,22 @@ def said(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     shown = repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def as_override(path: str, value: Any) -> str:
+    """`key=value` in the grammar of the command line, from a Python value."""
+    return f"{path}={_spelled(value)}"
+
+
+def _spelled(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_spelled(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_spelled, value)) + "]"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    # In quotes, a backslash is only special in front of a quote.
+    text = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), str(value))
+    return f'"{text}"'

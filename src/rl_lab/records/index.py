@@ -1,6 +1,11 @@
-"""An SQLite index over the runs of a folder. Lists are fast with it, and correct without it."""
+"""An SQLite index over the runs of a folder. Lists are fast with it, and correct without it.
+
+Every list looks at the names and times of the folders, once: what was moved, deleted, copied here
+or changed by another program is noticed, and only that is read again.
+"""
 
 import fcntl
+import json
 import logging
 import os
 import sqlite3
@@ -10,9 +15,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml  # type: ignore[import-untyped, unused-ignore]
-
 from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.records.config_file import at, experiment_of, read_config
+from rl_lab.records.labels import Labels, read_labels
+from rl_lab.records.metrics import STEP, plain
 from rl_lab.records.run_directory import RunDirectory, list_runs
 
 COLUMNS = {
@@ -29,9 +35,21 @@ COLUMNS = {
     "created": "TEXT",
     "updated": "TEXT",
     "wall_time": "REAL",
+    "experiment": "TEXT",  # the same for runs that differ in the seed only
+    "group": "TEXT",  # the sweep, or whatever else made several experiments
+    "parent": "TEXT",  # ID:STEP of the run that this one was forked from
+    "tags": "JSON",  # a list
+    "notes": "TEXT",
+    "metrics": "JSON",  # the last value of each metric, by name
+    "stamp": "INTEGER",  # when the folder's list of names had last changed; not for readers
 }
+STAMP = "stamp"
 BUSY_SECONDS = 30.0
-_FROM_SUMMARY = ("status", "env_steps", "best", "last_return", "created", "updated", "wall_time")
+TAIL_BYTES = 32 * 1024  # of metrics.jsonl: several rows, so that rare metrics are among them
+_FROM_SUMMARY = (
+    *("status", "env_steps", "best", "last_return", "created", "updated", "wall_time"),
+    "group",
+)
 _log = logging.getLogger(__name__)
 
 Row = dict[str, Any]
@@ -55,16 +73,28 @@ class Index:
         except (sqlite3.Error, OSError) as error:
             _log.warning("the index %s was not updated: %s", self.path, error)
 
-    def rows(self, **filters: Any) -> list[Row]:
-        """The runs whose columns equal the filters, oldest first; from the folders if need be."""
+    def rows(self, *, quick: bool = False, **filters: Any) -> list[Row]:
+        """The runs whose columns equal the filters, oldest first: as their folders are now.
+
+        Metrics are the largest part by far; `quick` leaves them out, as None.
+        """
         _check_columns(filters)
         if not self.root.is_dir():
             return []
         try:
-            return self._healed(lambda db: _select(db, filters), write=False)
+            stored = self._healed(lambda db: _select(db, quick=quick), write=False)
+            rows, fresh = compare_with_folders(stored, self.root)
         except (sqlite3.Error, OSError) as error:
             _log.warning("the index %s cannot be read: %s", self.path, error)
-        rows = [row_of(run, self.root) for run in list_runs(self.root)]
+            rows, fresh = compare_with_folders([], self.root)[0], []
+        if fresh:
+            # Only to spare the next reader the work, so it may fail: a read-only disk, for example.
+            with suppress(sqlite3.Error, OSError):
+                self._healed(lambda db: _upsert_all(db, fresh), write=True)
+        for row in rows:
+            row.pop(STAMP)
+            if row["status"] == "running" and row["path"] is not None:
+                row["status"] = true_status(self.root / row["path"], row["status"])
         return [row for row in rows if all(row[name] == filters[name] for name in filters)]
 
     def rebuild(self) -> int:
@@ -83,8 +113,7 @@ class Index:
             runs = list_runs(self.root)
             db.execute("DROP TABLE runs")  # it may have the columns of another version
             _create(db)
-            for run in runs:
-                _upsert(db, row_of(run, self.root))
+            _upsert_all(db, [row_of(run, self.root) for run in runs])
         return len(runs)
 
     def _healed(self, work: Callable[[sqlite3.Connection], T], *, write: bool) -> T:
@@ -96,7 +125,11 @@ class Index:
             except sqlite3.DatabaseError as error:
                 if not _is_corrupt(error):
                     raise
-                _log.warning("the index %s is corrupt (%s): rebuilding it", self.path, error)
+                _log.warning(
+                    "the index %s is damaged or of another version (%s): rebuilding it",
+                    self.path,
+                    error,
+                )
         self.rebuild()
         with self._transaction(write=write) as db:
             return work(db)
@@ -109,9 +142,10 @@ class Index:
             self._guard(fcntl.LOCK_SH),
             closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)) as db,
         ):
-            db.row_factory = sqlite3.Row
             if write:
                 db.execute("PRAGMA journal_mode=WAL")
+                # A kill loses nothing; a power loss may cost rows, which the folders still have.
+                db.execute("PRAGMA synchronous=NORMAL")
                 # A deferred transaction that reads first and writes later fails, not waits.
                 db.execute("BEGIN IMMEDIATE")
                 _create(db)
@@ -144,67 +178,183 @@ class Index:
             os.close(descriptor)
 
 
+def compare_with_folders(stored: list[Row], root: Path) -> tuple[list[Row], list[Row]]:
+    """The rows as the folders under `root` are now, oldest first, and those that were read again.
+
+    A row without a path is kept: its run has not said yet where it lives.
+    """
+    stamps = _stamps(root)
+    rows: list[Row] = []
+    fresh: list[Row] = []
+    told = {row["id"]: row for row in stored if row["path"] is None}
+    for row in stored:
+        if row["id"] in told:
+            continue
+        # A run outside of the root may be in the index too: it was resumed by its path.
+        path = row["path"]
+        stamp = _stamp(root / path) if os.sep in path else stamps.get(path)
+        if stamp is None:  # the folder is gone
+            continue
+        if stamp == row[STAMP]:
+            rows.append(row)
+        elif (run := RunDirectory(root / path)).config_file.exists():
+            rows.append(row_of(run, root))
+            fresh.append(rows[-1])
+    known, ids = {row["path"] for row in rows}, {row["id"] for row in rows}
+    unknown = [RunDirectory(root / name) for name in stamps if name not in known]
+    for run in sorted((run for run in unknown if run.config_file.exists()), key=_born):
+        more = {name: each for name, each in told.pop(run.id, {}).items() if each is not None}
+        rows.append({**row_of(run, root), **more})
+        if run.id not in ids:  # of two folders with one id, the index can have only one
+            ids.add(run.id)
+            fresh.append(rows[-1])
+    rows += told.values()
+    return sorted(rows, key=lambda row: row["created"] or ""), fresh
+
+
 def row_of(run: RunDirectory, root: Path) -> Row:
     """The index row of a run folder; what cannot be read is None."""
-    config = _config(run.config_file)
+    stamp = _stamp(run.path)  # before the files: what changes in between is read again
+    config = read_config(run.config_file)
     try:
         summary = run.read_summary()
     except (UserError, OSError):
         summary = {}
+    try:
+        labels = read_labels(run, config or {})
+    except UserError:
+        labels = Labels()
     row: Row = {
         "id": run.id,
-        "name": _at(config, "experiment", "name") or run.path.name,
+        "name": at(config, "experiment", "name") or run.path.name,
         "path": os.path.relpath(run.path, root),
-        "algorithm": _at(config, "algorithm", "name"),
-        "environment": _at(config, "environment", "id"),
-        "seed": _at(config, "experiment", "seed"),
+        "algorithm": at(config, "algorithm", "name"),
+        "environment": at(config, "environment", "id"),
+        "seed": at(config, "experiment", "seed"),
+        "experiment": experiment_of(config),
+        "parent": _parent(summary.get("parent")),
+        "tags": list(labels.tags),
+        "notes": labels.notes or None,
+        "metrics": last_metrics(run.metrics_file),
+        STAMP: stamp,
     }
     row |= {name: summary.get(name) for name in _FROM_SUMMARY}
     row["created"] = row["created"] or run.created
     return {name: _storable(row[name], kind) for name, kind in COLUMNS.items()}
 
 
-def _config(path: Path) -> Any:
-    # libyaml's safe loader takes an eighth of the time: half a minute for ten thousand runs.
-    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+def true_status(run: Path, status: str | None) -> str | None:
+    """A run whose process is gone is not running, whatever its summary last said."""
+    if status != "running":
+        return status
     try:
-        loader = kind(path.read_bytes())
-        return loader.get_single_data()
-    except (OSError, yaml.YAMLError):
+        os.kill(int((run / "run.lock").read_text()), 0)
+    except PermissionError:  # it lives, as another user
+        return status
+    except (OSError, ValueError):
+        return "killed"
+    return status
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """The last value of each metric in the last rows of a metrics.jsonl; {} if there is none."""
+    try:
+        with path.open("rb") as file:
+            start = max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0)
+            file.seek(start)
+            lines = file.read().split(b"\n")
+    except OSError:
+        return {}
+    values: dict[str, Any] = {}
+    # Only whole rows: not the first of a tail, nor what follows the last line end.
+    for line in lines[1 if start else 0 : -1]:
+        with suppress(ValueError, TypeError):  # one bad row must not hide the others
+            values |= json.loads(line)
+    values.pop(STEP, None)
+    return values
+
+
+def _parent(said: Any) -> str | None:
+    if isinstance(said, Mapping) and "id" in said:
+        return f"{said['id']}:{said.get('step')}"
+    return said if isinstance(said, str) else None
+
+
+def _stamps(root: Path) -> dict[str, int]:
+    """The folders under `root`, and when a name in each of them had last changed."""
+    found = {}
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if not entry.name.startswith("."):
+                with suppress(OSError):  # it may vanish while we look
+                    if entry.is_dir():
+                        found[entry.name] = entry.stat().st_mtime_ns
+    return found
+
+
+def _stamp(folder: Path) -> int | None:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
         return None
 
 
-def _at(tree: Any, *keys: str) -> Any:
-    for key in keys:
-        tree = tree.get(key) if isinstance(tree, Mapping) else None
-    return tree
+def _born(run: RunDirectory) -> tuple[str, int, str]:
+    try:
+        return run.created, run.config_file.stat().st_mtime_ns, run.path.name
+    except OSError:  # it vanished while we looked
+        return run.created, 0, run.path.name
 
 
 def _storable(value: Any, kind: str) -> Any:
+    if kind == "JSON":
+        return value
+    if isinstance(value, int) and abs(value) >= 2**63:  # a seed: SQLite has no such numbers
+        return None
     wanted = str if kind.startswith("TEXT") else (int, float)
     return value if isinstance(value, wanted) else None
 
 
 def _create(db: sqlite3.Connection) -> None:
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    columns = ", ".join(f"[{name}] {kind}" for name, kind in COLUMNS.items())
     db.execute(f"CREATE TABLE IF NOT EXISTS runs ({columns})")
 
 
 def _upsert(db: sqlite3.Connection, row: Mapping[str, Any]) -> None:
-    names = list(row)
-    changes = ", ".join(f"{name} = excluded.{name}" for name in names if name != "id")
+    # Brackets: `group` is a word of SQL, and a name in quotes that is no column would be a text.
+    names = [f"[{name}]" for name in row]
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names if name != "[id]")
     action = f"UPDATE SET {changes}" if changes else "NOTHING"
     db.execute(
         f"INSERT INTO runs ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
         f"ON CONFLICT (id) DO {action}",
-        [row[name] for name in names],
+        [
+            json.dumps(plain(each), allow_nan=False) if COLUMNS[name] == "JSON" else each
+            for name, each in row.items()
+        ],
     )
 
 
-def _select(db: sqlite3.Connection, filters: Mapping[str, Any]) -> list[Row]:
-    where = " AND ".join(f"{name} IS ?" for name in filters) or "1"
-    query = f"SELECT {', '.join(COLUMNS)} FROM runs WHERE {where} ORDER BY created, rowid"
-    return [dict(row) for row in db.execute(query, list(filters.values()))]
+def _upsert_all(db: sqlite3.Connection, rows: list[Row]) -> None:
+    for row in rows:
+        _upsert(db, row)
+
+
+def _select(db: sqlite3.Connection, *, quick: bool) -> list[Row]:
+    if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'runs'").fetchone() is None:
+        return []  # another process is just making it
+    wanted = ["NULL" if quick and name == "metrics" else f"[{name}]" for name in COLUMNS]
+    found = db.execute(f"SELECT {', '.join(wanted)} FROM runs ORDER BY created, rowid")
+    rows = [dict(zip(COLUMNS, values, strict=True)) for values in found]
+    try:
+        for name in [name for name, kind in COLUMNS.items() if kind == "JSON"]:
+            # All at once: the parser then makes every metric's name once, not once per run.
+            texts = ",".join("null" if row[name] is None else row[name] for row in rows)
+            for row, value in zip(rows, json.loads(f"[{texts}]"), strict=True):
+                row[name] = value
+    except (ValueError, TypeError) as error:  # as good as a damaged file
+        raise sqlite3.DatabaseError(f"a value is not JSON: {error}") from error
+    return rows
 
 
 def _is_corrupt(error: sqlite3.DatabaseError) -> bool:

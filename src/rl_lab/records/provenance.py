@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from rl_lab.core.compiled import compiler_version, cpu_model
 from rl_lab.records.redaction import redact, redact_arguments, redact_variables
+from rl_lab.records.source import source_hashes
 
 PACKAGES = ("rl-lab", "torch", "numpy", "gymnasium", "hydra-core", "omegaconf", "safetensors")
 # Variables that change results or speed.
@@ -21,12 +23,13 @@ DIFF_LIMIT = 1_000_000  # characters
 ARITHMETIC = 2  # raised whenever our own code computes the same thing in another order
 
 
-def provenance(command: list[str]) -> dict[str, Any]:
+def provenance(command: list[str], plugins: Sequence[str] = ()) -> dict[str, Any]:
     """Everything needed to run it again, as JSON."""
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": redact_arguments(command),
         "git": _git(Path.cwd()),
+        "source": source_hashes(plugins),
         "packages": {name: _version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",

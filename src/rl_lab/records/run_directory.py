@@ -113,6 +113,14 @@ class RunDirectory:
             raise UserError(f"{self.summary_file} is not valid JSON: {error}") from error
         return dict(summary)
 
+    def check_complete(self) -> None:
+        """Refuse a run that was cleaned up: there is nothing left to continue from."""
+        if cleaned := self.read_summary().get("cleaned"):
+            raise UserError(
+                f"run {self.id} was cleaned up on {cleaned['time'][:8]} and has no checkpoints "
+                f"left; start it anew with: rl-lab train --config {self.config_file}"
+            )
+
     def clean(self) -> None:
         """Remove unfinished files of a killed writer. Only for the holder of the lock."""
         sweep(self.path)

@@ -1,0 +1,1 @@
+"""What runs have to say, read from their folders: query, compare, prove, report, clean up."""

@@ -1,0 +1,104 @@
+"""Metrics of runs as curves over environment steps, and several of them on common steps."""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_lab.analysis.statistics import LEVEL, iqm
+from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.records.metrics import STEP, iterate_metrics
+
+Array = npt.NDArray[np.float64]
+Steps = npt.NDArray[np.int64]
+
+# The main metrics by the names that people use: the first one that all runs have is meant.
+ALIASES = {
+    "reward": ("eval/return_mean", "collect/return_mean"),
+    "loss": ("train/loss", "train/critic_loss", "train/value_loss", "train/policy_loss"),
+}
+POINTS = 200  # of a curve in a plot
+BAND_SAMPLES = 500  # of the bootstrap at each of them
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Finite values of one metric at rising steps, at least one."""
+
+    steps: Steps
+    values: Array
+
+    @property
+    def final(self) -> float:
+        """The last value."""
+        return float(self.values[-1])
+
+    def at(self, step: int) -> float | None:
+        """What had been shown by a step: the last value at or before it, never a later one."""
+        place = int(np.searchsorted(self.steps, step, side="right"))
+        return float(self.values[place - 1]) if place else None
+
+
+def read_curves(metrics_file: Path, names: Collection[str] = ()) -> dict[str, Curve]:
+    """Metrics of a run, all if none is named. Of two rows of the same step the later one counts."""
+    found: dict[str, dict[int, float]] = {}
+    for row in iterate_metrics(metrics_file):
+        step = row.pop(STEP)
+        for name in names or row:
+            value = row.get(name)
+            if isinstance(value, int | float) and math.isfinite(value):
+                found.setdefault(name, {})[step] = value
+    return {name: _curve(values) for name, values in found.items()}
+
+
+def _curve(values: Mapping[int, float]) -> Curve:
+    steps = sorted(values)
+    return Curve(
+        np.array(steps, dtype=np.int64), np.array([values[step] for step in steps], dtype=float)
+    )
+
+
+def candidates(asked: str) -> tuple[str, ...]:
+    """The metrics that a name may mean, the best one first."""
+    return ALIASES.get(asked, (asked,))
+
+
+def metric_of(asked: str, runs: Sequence[Mapping[str, Curve]]) -> str:
+    """The metric that is meant, the same for all runs: one that all have, else one that any has."""
+    for enough in (all, any):
+        for name in candidates(asked):
+            if enough(name in curves for curves in runs):
+                return name
+    known = {name for curves in runs for name in curves} | set(ALIASES)
+    raise UserError(f"no run has the metric '{asked}'{did_you_mean(asked, known)}")
+
+
+def align(curves: Sequence[Curve]) -> tuple[Steps, Array]:
+    """Common steps [G] and the value of each curve there [N, G]: the stretch that all cover.
+
+    Between its own steps a curve keeps its last value. Empty if there is no such stretch.
+    """
+    first = max(curve.steps[0] for curve in curves)
+    last = min(curve.steps[-1] for curve in curves)
+    steps = np.unique(np.concatenate([curve.steps for curve in curves]))
+    steps = steps[(steps >= first) & (steps <= last)]
+    if len(steps) > POINTS:
+        steps = steps[np.linspace(0, len(steps) - 1, POINTS).round().astype(int)]
+    places = [np.searchsorted(curve.steps, steps, side="right") - 1 for curve in curves]
+    rows = [curve.values[place] for curve, place in zip(curves, places, strict=True)]
+    return steps, np.array(rows)
+
+
+def middle_and_band(rows: Array) -> tuple[Array, tuple[Array, Array] | None]:
+    """The IQM of seeds at each step, [N, G] -> [G], and its 95 % bootstrap band."""
+    middle = iqm(rows.T)
+    if len(rows) < 2:
+        return middle, None
+    # The same seeds are drawn for all steps: a run is resampled as a whole.
+    drawn = np.random.default_rng(0).integers(len(rows), size=(BAND_SAMPLES, len(rows)))
+    found = iqm(np.moveaxis(rows[drawn], 1, -1))
+    low, high = np.percentile(found, [50 * (1 - LEVEL), 50 * (1 + LEVEL)], axis=0)
+    return middle, (low, high)

@@ -1,0 +1,221 @@
+"""Which runs are meant, which of them belong together, and what makes that doubtful."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.orchestration.config import ABSENT, leaves
+from rl_lab.records.config_file import experiment_of, read_config
+from rl_lab.records.run_directory import RunDirectory, find_run, list_runs
+
+KEYS = {
+    "environment": "environment.id",
+    "env": "environment.id",
+    "algorithm": "algorithm.name",
+    "name": "experiment.name",
+    "seed": "experiment.seed",
+}
+# What two seeds of one experiment may differ in, as in `records.config_file.experiment_of`.
+OWN = (
+    *("experiment.seed", "experiment.name", "experiment.tags", "experiment.device", "version"),
+    *("environment.vectorization", "compute.", "checkpoint.", "logging."),
+)
+EXPERIMENT = re.compile("[0-9a-f]{12}")
+FEW_SEEDS = 3
+SHOWN = 4  # differences in a label, runs or values in a line
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run as data: its folder, its configuration by dotted path, its summary."""
+
+    directory: RunDirectory
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+    @property
+    def id(self) -> str:
+        """Its short name."""
+        return self.directory.id
+
+    @property
+    def seed(self) -> int | None:
+        """Its seed."""
+        return self.config.get("experiment.seed")
+
+    @property
+    def task(self) -> str:
+        """Its environment: results of two of them are never mixed."""
+        return str(self.config.get("environment.id"))
+
+    @property
+    def algorithm(self) -> str:
+        """The name of its algorithm, or the class of one without a name."""
+        return str(self.config.get("algorithm.name") or self.config.get("algorithm._target_"))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs of one method on one task: its seeds."""
+
+    task: str
+    method: str
+    runs: list[Run]
+
+    @property
+    def title(self) -> str:
+        """What it is called in a message."""
+        return f"{self.task} {self.method}"
+
+
+def load_run(directory: RunDirectory) -> Run:
+    """Read a run's configuration and summary, as data: no plug-in of it is imported."""
+    tree = read_config(directory.config_file)
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{directory.config_file} is not a configuration")
+    return Run(directory, dict(leaves(tree)), directory.read_summary())
+
+
+def select_runs(references: Sequence[str], root: Path) -> list[Run]:
+    """The runs that references, patterns such as `CartPole-*` or ids of experiments name.
+
+    Each is there once. No reference at all means every run.
+    """
+    every = list_runs(root) if not references or any(map(_is_pattern, references)) else []
+    found: dict[Path, RunDirectory] = {}
+    for reference in references:
+        for directory in _named(reference, root, every):
+            found.setdefault(directory.path.resolve(), directory)
+    chosen = list(found.values()) if references else every
+    if not chosen:
+        raise UserError(f"there are no runs in {root}")
+    return [load_run(directory) for directory in chosen]
+
+
+def _named(reference: str, root: Path, every: Sequence[RunDirectory]) -> list[RunDirectory]:
+    if _is_pattern(reference):
+        matching = [run for run in every if fnmatchcase(run.path.name, reference)]
+        if not matching:
+            raise UserError(f"no run in {root} matches '{reference}'")
+        return matching
+    try:
+        directory, which = find_run(reference, root)
+    except UserError:
+        if members := _experiment(reference, root):
+            return members
+        raise
+    if which is not None:
+        raise UserError(f"'{reference}' names a checkpoint: write the run without ':{which}'")
+    return [directory]
+
+
+def _experiment(reference: str, root: Path) -> list[RunDirectory]:
+    """The runs of an experiment, by its id as `rl-lab list --group` shows it."""
+    if not EXPERIMENT.fullmatch(reference):
+        return []
+    return [
+        run for run in list_runs(root) if experiment_of(read_config(run.config_file)) == reference
+    ]
+
+
+def _is_pattern(reference: str) -> bool:
+    return any(sign in reference for sign in "*?[") and not Path(reference).exists()
+
+
+def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> list[Group]:
+    """Runs by environment and the values of the keys (`algorithm`, or any dotted config key).
+
+    Without keys, the runs of a group differ in their seed only, and a group's name says what
+    makes it different from others of the same algorithm.
+    """
+    paths = [_path(key, runs) for key in keys]
+    special = {} if keys else _special_paths(runs)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        label = _label(run, paths or [KEYS["algorithm"], *special[run.task, run.algorithm]])
+        groups.setdefault((run.task, label), []).append(run)
+    return [Group(task, method, members) for (task, method), members in groups.items()]
+
+
+def _path(key: str, runs: Sequence[Run]) -> str:
+    path = KEYS.get(key, key)
+    known = {path for run in runs for path in run.config}
+    if path not in known:
+        raise UserError(f"--group: no run has the key '{key}'{did_you_mean(key, known | {*KEYS})}")
+    return path
+
+
+def _special_paths(runs: Sequence[Run]) -> dict[tuple[str, str], list[str]]:
+    """For each task and algorithm: the keys in which its runs differ beyond the seed."""
+    alike: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.task, run.algorithm), []).append(run)
+    return {key: list(differences(members)) for key, members in alike.items()}
+
+
+def _label(run: Run, paths: Sequence[str]) -> str:
+    parts = []
+    for path in paths:
+        if path == KEYS["algorithm"]:
+            parts.append(run.algorithm)
+        elif path == KEYS["name"]:
+            parts.append(str(run.config.get(path) or run.directory.path.name))
+        elif path != KEYS["environment"]:  # that is the task
+            parts.append(f"{_short(path)}={run.config.get(path, ABSENT)}")
+    return " ".join(parts) or "all"
+
+
+def _short(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """Where the configurations differ beyond what a seed may: path -> run id -> value."""
+    paths = dict.fromkeys(path for run in runs for path in run.config if not path.startswith(OWN))
+    found = {path: {run.id: run.config.get(path, ABSENT) for run in runs} for path in paths}
+    return {
+        path: values for path, values in found.items() if len(set(map(repr, values.values()))) > 1
+    }
+
+
+def doubts(group: Group) -> list[str]:
+    """What speaks against trusting the numbers of a group, one line each."""
+    lines = []
+    count = len({run.seed for run in group.runs})
+    if count < FEW_SEEDS:
+        seeds = "1 seed" if count == 1 else f"{count} seeds"
+        lines.append(f"{group.title}: only {seeds}; {FEW_SEEDS} or more are needed to say anything")
+    repeated = [
+        seed for seed, times in Counter(run.seed for run in group.runs).items() if times > 1
+    ]
+    if repeated:
+        shown = ", ".join(map(str, repeated[:SHOWN]))
+        lines.append(f"{group.title}: seed {shown} was run more than once; each run counts")
+    lines += [
+        f"{group.title}: configs differ in more than the seed: {path} is {_values(values)}"
+        for path, values in differences(group.runs).items()
+    ]
+    lines += [
+        f"{group.title}: run {run.id} is {run.summary.get('status', 'of unknown status')}, at step "
+        f"{run.summary.get('env_steps', 0):,} of {run.config.get('training.total_timesteps', 0):,}"
+        for run in group.runs
+        if run.summary.get("status") != "finished"
+    ]
+    return lines
+
+
+def _values(values: Mapping[str, Any]) -> str:
+    """`0.9 (1a2b3c, 4d5e6f), 0.99 (778899)`."""
+    by_value: dict[str, list[str]] = {}
+    for run, value in values.items():
+        by_value.setdefault(str(value), []).append(run)
+    texts = [
+        f"{value} ({', '.join(ids[:SHOWN])}{', …' if len(ids) > SHOWN else ''})"
+        for value, ids in by_value.items()
+    ]
+    return ", ".join(texts[:SHOWN]) + (", …" if len(texts) > SHOWN else "")

@@ -1,0 +1,35 @@
+"""`rl-lab report`: a run or a group as report.md and one self-contained report.html."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rl_lab.cli.compare import listed
+from rl_lab.cli.printing import say, say_json
+from rl_lab.core.errors import UserError
+
+
+def run(
+    references: Sequence[str], *, group: str, output: Path | None, runs_dir: Path, as_json: bool
+) -> int:
+    """Write the report; one run has it in its folder."""
+    from rl_lab.analysis.groups import select_runs
+    from rl_lab.analysis.report import write_group_report, write_report
+    from rl_lab.records.run_directory import folder_name
+
+    runs = select_runs(references, runs_dir)
+    try:
+        if len(runs) == 1 and not group:
+            if output is not None:
+                raise UserError("--output is for several runs: one has its report in its folder")
+            files = write_report(runs[0].directory)
+        else:
+            name = folder_name("-".join([*references, *listed(group)]))
+            files = write_group_report(runs, output or runs_dir / "reports" / name, listed(group))
+    except OSError as error:
+        raise UserError(f"cannot write the report: {error.strerror}: {error.filename}") from error
+    if as_json:
+        say_json([str(file) for file in files])
+        return 0
+    for file in files:
+        say(str(file))
+    return 0

@@ -1,0 +1,89 @@
+"""`rl-lab verify`: run it again beside, and say what differs first."""
+
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rl_lab.cli.printing import pairs, say, say_json, warn
+
+SECONDS = 1.0  # between two looks at how far it is
+
+
+def run(
+    reference: str, *, steps: int | None, start: int | None, runs_dir: Path, as_json: bool
+) -> int:
+    """Exit code 0 if nothing differs, 1 if something does."""
+    from rl_lab.analysis.verify import verify
+
+    progress = _Progress()
+    found = verify(reference, runs_dir, steps=steps, start=start, tell=warn, watch=progress.show)
+    progress.clear()
+    if as_json:
+        say_json(
+            {
+                "id": found.run.id,
+                "path": str(found.run.path),
+                "identical": found.identical,
+                "from": found.start,
+                "to": found.end,
+                "rows": found.rows,
+                "checkpoints": found.checkpoints,
+                "difference": asdict(found.difference) if found.difference else None,
+                "reasons": found.reasons,
+            }
+        )
+    else:
+        say(_told(found))
+    return 0 if found.identical else 1
+
+
+def _told(found: Any) -> str:
+    states = ", ".join(f"{step:,}" for step in found.checkpoints) or "none"
+    seen = {
+        "steps": f"{found.start:,} to {found.end:,}",
+        "rows of metrics": f"{found.rows:,} equal byte for byte",
+        "checkpoints": f"{states}{' equal bit for bit' if found.checkpoints else ''}",
+    }
+    if found.identical:
+        lines = [f"IDENTICAL: {found.run.path.name} is the same when it is run again", pairs(seen)]
+        return "\n".join([*lines, *(f"note: {reason}" for reason in found.reasons)])
+    first = found.difference
+    more = f" (and {first.others} more there)" if first.others else ""
+    lines = [
+        f"DIFFERS at step {first.step:,}: {first.kind} {first.name}{more}",
+        pairs({"recorded": _exact(first.recorded), "again": _exact(first.again), **seen}),
+    ]
+    reasons = found.reasons or [
+        "none is known: the code, the versions and the machine are the same"
+    ]
+    return "\n".join([*lines, *(f"reason: {reason}" for reason in reasons)])
+
+
+def _exact(value: Any) -> str:
+    """All digits: two numbers that differ must not look the same."""
+    return value if isinstance(value, str) else repr(value)
+
+
+class _Progress:
+    """One line in a terminal that is written over; nothing elsewhere."""
+
+    def __init__(self) -> None:
+        self.next = time.monotonic() + SECONDS
+        self.width = 0
+
+    def show(self, step: int, last: int) -> None:
+        """How far it is, once a second."""
+        if not sys.stderr.isatty() or time.monotonic() < self.next:
+            return
+        self.next = time.monotonic() + SECONDS
+        text = f"step {step:,} of {last:,} ({100 * step // max(last, 1)} %)"
+        sys.stderr.write(f"\r{text.ljust(self.width)}")
+        sys.stderr.flush()
+        self.width = len(text)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.width:
+            sys.stderr.write(f"\r{' ' * self.width}\r")

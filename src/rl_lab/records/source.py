@@ -1,0 +1,54 @@
+"""The code that a run was made with, as hashes, so that it can tell when that has changed."""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from rl_lab.records.run_directory import RunDirectory
+
+PACKAGE = "rl_lab"
+
+
+def source_hashes(plugins: Iterable[str] = ()) -> dict[str, str | None]:
+    """sha256 of this package's sources, and of each plug-in file; None for one that is gone."""
+    found: dict[str, str | None] = {PACKAGE: package_hash(Path(__file__).parents[1])}
+    for plugin in plugins:
+        file = Path(plugin)
+        found[plugin] = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else None
+    return found
+
+
+def package_hash(folder: Path) -> str:
+    """sha256 over the names and the bytes of every Python file below a folder."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{file.relative_to(folder).as_posix()} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def code_change(directory: RunDirectory) -> str | None:
+    """One line if the code of today is not what a run was made with; None if it is, or unknown."""
+    notes = read_provenance(directory)
+    recorded = notes.get("source")
+    if not isinstance(recorded, dict):  # a run of an earlier version
+        return None
+    today = source_hashes(name for name in recorded if name != PACKAGE)
+    changed = [name for name in recorded if recorded[name] != today[name]]
+    if not changed:
+        return None
+    git = notes.get("git") or {}
+    dirty = " with uncommitted changes" if git.get("dirty") else ""
+    where = f" (at git {git['sha'][:10]}{dirty})" if git.get("sha") else ""
+    return f"the code of {', '.join(changed)} has changed since this run was made{where}"
+
+
+def read_provenance(directory: RunDirectory) -> dict[str, Any]:
+    """What a run noted about its origin; empty if that is missing or damaged."""
+    try:
+        notes = json.loads(directory.provenance_file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return notes if isinstance(notes, dict) else {}

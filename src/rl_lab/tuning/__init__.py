@@ -1,0 +1,1 @@
+"""Sweeps: many runs of one experiment with other settings, and the search for good ones."""

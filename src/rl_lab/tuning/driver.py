@@ -1,0 +1,276 @@
+"""A sweep from its file to its end: ask, run, tell; killed at any time, it goes on where it was.
+
+All that is known is in the journal of the search and in the run folders. So the same command again
+runs only what is missing, and each pair of trial and seed is run exactly once.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core.errors import RunError, UserError
+from rl_lab.orchestration.compose import compose
+from rl_lab.orchestration.validation import validate
+from rl_lab.orchestration.values import as_override
+from rl_lab.records.commit import make_directory, write_atomically
+from rl_lab.records.metrics import plain
+from rl_lab.tuning import jobs
+from rl_lab.tuning.jobs import Job, Pair
+from rl_lab.tuning.sweep_file import Sweep
+from rl_lab.tuning.tuner import Suggestion, Tuner
+
+Tell = Callable[[str], object]
+POLL_SECONDS = 0.1
+LOOK_SECONDS = 2.0  # between two looks at curves that a pruner may cut
+ENDING_SECONDS = 60.0  # to save and end, before they are killed
+
+
+@dataclass
+class Driver:
+    """What is running, what waits, and what is known so far."""
+
+    sweep: Sweep
+    root: Path
+    tell: Tell
+    tuner: Tuner
+    waiting: deque[Pair] = field(default_factory=deque)
+    active: list[Job] = field(default_factory=list)
+    values: dict[int, dict[int, float | None]] = field(default_factory=dict)  # trial, seed
+    deaths: dict[Pair, int] = field(default_factory=dict)
+    stopped: int | None = None  # the signal that asked to stop
+    looked: float = 0.0
+
+    def run(self) -> bool:
+        """Until nothing is left, or somebody asks to stop. True if the sweep is complete."""
+        for trial in self.tuner.open():
+            self._plan(trial)
+        with self._signals():
+            while self.stopped is None and (self._fill() or self.active):
+                time.sleep(POLL_SECONDS)
+                for job in [each for each in self.active if each.process.poll() is not None]:
+                    self.active.remove(job)
+                    self._ended(job)
+                self._prune()
+        self._end_all(self.active)
+        return self.stopped is None
+
+    # ------------------------------------------------------------ what is next
+
+    def _fill(self) -> bool:
+        """Give every free slot something to do; False if there is nothing."""
+        free = set(range(self.sweep.parallel_jobs)) - {job.slot for job in self.active}
+        for slot in sorted(free):
+            if (pair := self._next()) is None:
+                return False
+            self.active.append(self._start(pair, slot))
+        return True
+
+    def _next(self) -> Pair | None:
+        """The next pair that has to run. What is finished is only read."""
+        while True:
+            while self.waiting:
+                pair = self.waiting.popleft()
+                run = jobs.find(self.root, jobs.run_name(self.sweep, pair))
+                if run is None or not jobs.is_finished(run):
+                    return pair
+                self._worth(pair, jobs.value(run, self.sweep.objective))
+            limit = self.sweep.trials
+            if limit is not None and self.tuner.count >= limit:
+                return None
+            if (trial := self.tuner.suggest()) is None:
+                return None
+            self._plan(trial)
+
+    def _plan(self, trial: Suggestion) -> None:
+        self.values[trial.number] = {}
+        self.waiting.extend(Pair(trial, seed) for seed in self.sweep.seeds)
+
+    def _start(self, pair: Pair, slot: int) -> Job:
+        run = jobs.find(self.root, jobs.run_name(self.sweep, pair))
+        deadline = time.monotonic() + ENDING_SECONDS
+        while run is not None and jobs.is_held(run):
+            if time.monotonic() > deadline:
+                raise RunError(f"run {run.path.name} is in use by another process: stop it first")
+            time.sleep(POLL_SECONDS)
+        overrides = words(self.sweep, pair.trial.settings)
+        log = sweep_folder(self.sweep, self.root) / "logs" / jobs.run_name(self.sweep, pair)
+        make_directory(log.parent)
+        return jobs.start(self.sweep, pair, self.root, overrides, slot, log.with_suffix(".log"))
+
+    # ------------------------------------------------------------ what happened
+
+    def _ended(self, job: Job) -> None:
+        """A process is over: it finished, was killed (and is continued), or failed."""
+        pair, code = job.pair, job.process.returncode
+        if pair.trial.number not in self.values:  # its trial was pruned meanwhile
+            return
+        run = jobs.find(self.root, jobs.run_name(self.sweep, pair))
+        if run is not None and jobs.is_finished(run):
+            self._worth(pair, jobs.value(run, self.sweep.objective))
+        elif code < 0 or code in (130, 143):
+            deaths = self.deaths[pair] = self.deaths.get(pair, 0) + 1
+            if deaths > jobs.MOST_DEATHS:
+                raise RunError(f"{jobs.run_name(self.sweep, pair)} was killed {deaths} times")
+            self.waiting.appendleft(pair)
+        else:
+            lines = job.log.read_text(errors="replace").strip().splitlines() or ["no message"]
+            self.tell(f"trial {pair.trial.number} seed {pair.seed} failed: {lines[-1]}")
+            self._worth(pair, None)
+
+    def _worth(self, pair: Pair, value: float | None) -> None:
+        """A run has its value; with the last of its seeds, the trial has one too."""
+        trial, objective = pair.trial, self.sweep.objective
+        found = self.values[trial.number]
+        found[pair.seed] = value
+        if len(found) < len(self.sweep.seeds):
+            return
+        good = [each for each in found.values() if each is not None]
+        whole = len(good) == len(found)
+        worth = jobs.together(good, objective) if whole else None
+        self.tuner.tell(trial, worth)
+        shown = "failed" if worth is None else f"{worth:,.6g}"
+        self.tell(f"trial {trial.number}: {shown} ({show(trial.settings)})")
+
+    def _prune(self) -> None:
+        """Stop trials that the pruner gives up. It looks at the first seed of each."""
+        if self.sweep.pruner == "none" or time.monotonic() - self.looked < LOOK_SECONDS:
+            return
+        self.looked = time.monotonic()
+        for job in list(self.active):
+            trial = job.pair.trial
+            if job.pair.seed != self.sweep.seeds[0] or trial.number not in self.values:
+                continue
+            run = jobs.find(self.root, jobs.run_name(self.sweep, job.pair))
+            curve = {} if run is None else jobs.curve(run, self.sweep.objective.metric)
+            if not self.tuner.hopeless(trial, curve):
+                continue
+            self.tuner.prune(trial)
+            del self.values[trial.number]
+            self.waiting = deque(each for each in self.waiting if each.trial != trial)
+            self._end_all([each for each in self.active if each.pair.trial == trial])
+            self.tell(f"trial {trial.number}: pruned ({show(trial.settings)})")
+
+    # ------------------------------------------------------------ the end
+
+    def _end_all(self, running: list[Job]) -> None:
+        """Ask them to save and end; wait for them."""
+        for job in running:
+            job.process.terminate()
+        deadline = time.monotonic() + ENDING_SECONDS
+        for job in running:
+            try:
+                job.process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                job.process.kill()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGTERM and Ctrl-C: the runs save, then this process ends."""
+
+        def stop(number: int, frame: Any) -> None:
+            self.stopped = number
+
+        before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+# --------------------------------------------------------------------- around it
+
+
+def run_sweep(sweep: Sweep, root: Path, tell: Tell) -> tuple[Driver, bool]:
+    """Begin a sweep, or go on with it. Returns what is known, and whether it is complete."""
+    check(sweep)
+    folder = sweep_folder(sweep, root)
+    make_directory(folder)
+    with _alone(folder):
+        _remember(sweep, folder)
+        tuner = Tuner(
+            sweep.space,
+            method=sweep.method,
+            direction=sweep.objective.direction,
+            pruner=sweep.pruner,
+            seed=sweep.seed,
+            name=sweep.name,
+            journal=folder / "journal.log",
+        )
+        driver = Driver(sweep, root, tell, tuner)
+        return driver, driver.run()
+
+
+def check(sweep: Sweep) -> None:
+    """Would a trial be a valid configuration? Refused before anything runs."""
+    first = next(iter(sweep.space.points()), None) if sweep.method == "grid" else None
+    if first is None and sweep.method == "grid":
+        raise UserError("constraints: no point of the grid keeps them")
+    overrides = words(sweep, sweep.space.complete(first)) if first else words(sweep, {})
+    is_file = sweep.base_config.endswith((".yaml", ".yml"))
+    composed = compose(
+        None if is_file else sweep.base_config,
+        overrides,
+        config_file=Path(sweep.base_config) if is_file else None,
+    )
+    validate(composed.tree, composed.origins)
+
+
+def words(sweep: Sweep, settings: Mapping[str, Any]) -> list[str]:
+    """The overrides of a trial; every run says which sweep it belongs to."""
+    everything = {**sweep.fixed, **settings, "experiment.tags": [f"sweep:{sweep.name}"]}
+    return [as_override(key, value) for key, value in everything.items()]
+
+
+def sweep_folder(sweep: Sweep, root: Path) -> Path:
+    """Where a sweep keeps its journal, its logs and its report."""
+    return root / "sweeps" / sweep.name
+
+
+def _remember(sweep: Sweep, folder: Path) -> None:
+    """A name means one sweep: another file of the same name is refused."""
+    tree = asdict(sweep)
+    for key in ("parallel_jobs", "threads", "trials"):  # may change on the way
+        tree.pop(key)
+    text = json.dumps(plain(tree), indent=2, sort_keys=True)
+    file = folder / "sweep.json"
+    if not file.exists():
+        write_atomically(file, f"{text}\n".encode())
+    elif file.read_text(encoding="utf-8").strip() != text:
+        raise UserError(
+            f"sweep '{sweep.name}' was begun with other settings: give the file another name, or "
+            f"remove {folder}"
+        )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One driver for a sweep at a time."""
+    descriptor = os.open(folder / "sweep.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"sweep {folder.name} is being run by another process") from error
+        yield
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)
+
+
+def show(settings: Mapping[str, Any]) -> str:
+    """Settings in one line."""
+    return ", ".join(f"{key}={_short(value)}" for key, value in settings.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,152 @@
+"""The runs of a sweep: one process for each, which is continued when it was killed.
+
+A run is found again by its name, so nothing has to be remembered: what is finished is not run
+again, what was killed is resumed bit for bit, what never began is begun.
+"""
+
+import ctypes
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from rl_lab.core.errors import UserError
+from rl_lab.records.metrics import iterate_metrics
+from rl_lab.records.run_directory import RunDirectory, folder_name
+from rl_lab.tuning.sweep_file import Objective, Sweep
+from rl_lab.tuning.tuner import Suggestion
+
+FINISHED = "finished"
+MOST_DEATHS = 20  # of one run, by signals: then something kills it again and again
+_PR_SET_PDEATHSIG = 1
+
+
+class Pair(NamedTuple):
+    """One run of a sweep: a trial with a seed."""
+
+    trial: Suggestion
+    seed: int
+
+
+@dataclass
+class Job:
+    """A process that is at work on a pair."""
+
+    pair: Pair
+    process: subprocess.Popen[bytes]
+    slot: int
+    log: Path
+
+
+def run_name(sweep: Sweep, pair: Pair) -> str:
+    """What the run of a pair is called: the same whenever it is asked for."""
+    return f"{sweep.name}-t{pair.trial.number:04d}-s{pair.seed}"
+
+
+def find(root: Path, name: str) -> RunDirectory | None:
+    """The run of this name, if it has begun; of several (there should be one) a finished one."""
+    found = [
+        run
+        for path in sorted(root.glob(f"{folder_name(name)}-????????-??????-??????"))
+        if (run := RunDirectory(path)).config_file.exists()
+    ]
+    return next((run for run in found if is_finished(run)), found[-1] if found else None)
+
+
+def is_finished(run: RunDirectory) -> bool:
+    """Whether there is nothing left to do."""
+    try:
+        return run.read_summary().get("status") == FINISHED
+    except UserError:  # a summary that cannot be read: the run writes it again
+        return False
+
+
+def is_held(run: RunDirectory) -> bool:
+    """Whether a process is still at it: one of a driver that was killed saves before it ends."""
+    try:
+        descriptor = os.open(run.lock_file, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def command(sweep: Sweep, pair: Pair, root: Path, overrides: Sequence[str]) -> list[str]:
+    """The words that begin the run of a pair, or continue it."""
+    start = [sys.executable, "-m", "rl_lab", "train"]
+    if (run := find(root, run_name(sweep, pair))) is not None:
+        return [*start, "--resume", str(run.path), "--runs-dir", str(root), "-q"]
+    is_file = sweep.base_config.endswith((".yaml", ".yml"))
+    base = ["--config", sweep.base_config] if is_file else [sweep.base_config]
+    own = ["--seed", str(pair.seed), "--runs-dir", str(root), "-q"]
+    return [*start, *base, f"experiment.name={run_name(sweep, pair)}", *overrides, *own]
+
+
+def start(
+    sweep: Sweep, pair: Pair, root: Path, overrides: Sequence[str], slot: int, log: Path
+) -> Job:
+    """A process of its own, on cores of its own; it saves and ends if this process dies."""
+    limits = dict.fromkeys(
+        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(sweep.threads)
+    )
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command(sweep, pair, root, overrides),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | limits,
+            start_new_session=True,  # Ctrl-C reaches this process only, which ends the others
+            preexec_fn=partial(_prepare, slot, sweep.threads, os.getpid()),
+        )
+    return Job(pair, process, slot, log)
+
+
+def cores(slot: int, threads: int, there: Sequence[int]) -> list[int]:
+    """Which cores a slot uses: so many in a row, round and round."""
+    return sorted({there[(slot * threads + index) % len(there)] for index in range(threads)})
+
+
+def _prepare(slot: int, threads: int, parent: int) -> None:
+    """In the new process, before it runs anything."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores(slot, threads, sorted(os.sched_getaffinity(0))))
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died in between
+            os._exit(1)
+
+
+def curve(run: RunDirectory, metric: str) -> dict[int, float]:
+    """A metric by environment step."""
+    rows = iterate_metrics(run.metrics_file)
+    return {int(row["step"]): float(row[metric]) for row in rows if metric in row}
+
+
+def value(run: RunDirectory, objective: Objective) -> float | None:
+    """What a finished run is worth; None if it never measured that."""
+    values = list(curve(run, objective.metric).values())
+    if not values:
+        return None
+    if objective.of == "last":
+        return values[-1]
+    return max(values) if objective.direction == "max" else min(values)
+
+
+def together(values: Sequence[float], objective: Objective) -> float:
+    """What a trial is worth: the mean over its seeds, or that of their middle half."""
+    ordered = sorted(values)
+    cut = len(ordered) // 4 if objective.across == "iqm" else 0
+    kept = ordered[cut : len(ordered) - cut]
+    return sum(kept) / len(kept)

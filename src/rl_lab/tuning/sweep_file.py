@@ -1,0 +1,156 @@
+"""A sweep file: what to try, on which experiment, how, and what counts as good.
+
+    base_config: CartPole-v1:ppo          # a preset, or a file
+    sweep:
+      algorithm.learning_rate: {min: 1e-4, max: 1e-2, log: true}
+      algorithm.epochs: [4, 10, 20]
+    seeds: 3
+    trials: 20
+
+A W&B sweep file (`method`, `metric`, `parameters`) is read too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.tuning.space import Choice, Space, parse_space
+
+Method = Literal["grid", "random", "tpe", "cmaes", "gp"]
+METHODS = ("grid", "random", "tpe", "cmaes", "gp")
+PRUNERS = ("none", "asha", "hyperband", "median")
+ALIASES = {"reward": "eval/return_mean", "loss": "train/loss"}
+_WANDB = {"grid": "grid", "random": "random", "bayes": "tpe"}
+_WANDB_ONLY = ("program", "command", "project", "entity", "run_cap", "early_terminate", "metric")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Objective:
+    """What makes a trial better than another."""
+
+    metric: str = "eval/return_mean"
+    direction: Literal["max", "min"] = "max"
+    of: Literal["last", "best"] = "last"  # which value of a run
+    across: Literal["mean", "iqm"] = "mean"  # seeds
+
+    def __post_init__(self) -> None:
+        """Names that mean something."""
+        object.__setattr__(self, "metric", ALIASES.get(self.metric, self.metric))
+        for name, allowed in (
+            ("direction", ("max", "min")),
+            ("of", ("last", "best")),
+            ("across", ("mean", "iqm")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"objective.{name} must be {' or '.join(allowed)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sweep file, checked."""
+
+    name: str
+    base_config: str
+    space: Space
+    method: str = "grid"
+    trials: int | None = None  # None: all points of a grid
+    seeds: tuple[int, ...] = (0,)
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # overrides of every trial
+    objective: Objective = field(default_factory=Objective)
+    pruner: str = "none"
+    parallel_jobs: int = 1
+    threads: int = 1  # of each job
+    seed: int = 0  # of the search itself
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work, before anything runs."""
+        problems = []
+        if self.method not in METHODS:
+            problems.append(f"method: '{self.method}'{did_you_mean(self.method, METHODS)}")
+        if self.pruner not in PRUNERS:
+            problems.append(f"pruner: '{self.pruner}'{did_you_mean(self.pruner, PRUNERS)}")
+        if self.method != "grid" and self.trials is None:
+            problems.append(f"trials: say how many, {self.method} has no end of its own")
+        for name in ("trials", "parallel_jobs", "threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                problems.append(f"{name}: must be a whole number, 1 or more, got {value!r}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            problems.append(f"seeds: must be different, and at least one, got {list(self.seeds)}")
+        both = sorted({*self.space.dimensions, *self.space.derived} & set(self.fixed))
+        if both:
+            problems.append(f"fixed.{both[0]}: the sweep tries values of it already")
+        if problems:
+            raise ConfigError(problems)
+
+
+def read_sweep(path: Path, base: str | None = None) -> Sweep:
+    """The sweep in a file; `base` names the experiment where the file does not."""
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(tree, Mapping):
+        raise UserError(f"{path} is not a sweep: it needs base_config and sweep")
+    try:
+        return parse_sweep({"name": path.stem, **tree}, path.parent, base)
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {each}" for each in error.problems]) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError([f"{path}: {error}"]) from error
+
+
+def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None = None) -> Sweep:
+    """The sweep that a tree means."""
+    words = _from_wandb(tree) if "parameters" in tree else dict(tree)
+    known = {each.name for each in fields(Sweep)} - {"space"} | {"sweep", "constraints"}
+    for key in words:
+        if key not in known:
+            raise ConfigError([f"there is no '{key}' in a sweep{did_you_mean(key, known)}"])
+    start = base or words.get("base_config")
+    if not start:
+        raise ConfigError(["base_config: name an experiment, as in CartPole-v1:ppo, or a file"])
+    constraints = tuple(words.pop("constraints", None) or ())
+    space = parse_space(words.pop("sweep", None) or {}, constraints)
+    listed = all(isinstance(each, Choice) or each.grid for each in space.dimensions.values())
+    words.setdefault("method", "grid" if listed and words.get("trials") is None else "tpe")
+    seeds = words.get("seeds", 1)
+    words["seeds"] = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
+    words["objective"] = Objective(**(words.get("objective") or {}))
+    words["fixed"] = words.get("fixed") or {}
+    words["base_config"] = _located(str(start), folder)
+    return Sweep(space=space, **words)
+
+
+def _located(base: str, folder: Path) -> str:
+    """A file is looked for beside the sweep file, then from here; anything else is a preset."""
+    if not base.endswith((".yaml", ".yml")):
+        return base
+    for path in (folder / base, Path(base)):
+        if path.is_file():
+            return str(path)
+    raise ConfigError([f"base_config: there is no file {base}"])
+
+
+def _from_wandb(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The same sweep in our words. How W&B would start it is left out."""
+    words = {key: value for key, value in tree.items() if key not in (*_WANDB_ONLY, "parameters")}
+    words["sweep"] = dict(tree["parameters"])
+    method = str(tree.get("method", "grid"))
+    if method in _WANDB:
+        words["method"] = _WANDB[method]
+    metric = tree.get("metric") or {}
+    if metric.get("name"):
+        goal = {"maximize": "max", "minimize": "min"}.get(metric.get("goal", "minimize"), "min")
+        words["objective"] = {"metric": metric["name"], "direction": goal}
+    if tree.get("early_terminate"):
+        words["pruner"] = "hyperband"
+    if tree.get("run_cap") and words.get("method") != "grid":
+        words["trials"] = tree["run_cap"]
+    return words

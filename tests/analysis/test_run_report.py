@@ -1,0 +1,166 @@
+import json
+import re
+
+import pytest
+
+from made_runs import made_run
+from rl_lab.analysis import report
+from rl_lab.analysis.groups import load_run
+from rl_lab.analysis.report import ReportSink, write_group_report, write_report
+from rl_lab.cli.main import main
+from rl_lab.orchestration.session import train
+from rl_lab.records.run_directory import list_runs
+from tiny_runs import tiny_config
+
+NAMES = ["report.md", "report.html", "report.png"]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run made by hand, with everything that can be told of one."""
+    test = {"return_mean": 90.0, "return_std": 20.0, "episodes": 101}
+    summary = {"best": 95.0, "test": {"last": test}, "skipped": {"update": 2}, "env_steps": 300}
+    return made_run(tmp_path, [10.0, 95.0, 80.0], seed=4, gamma=0.9, summary=summary)
+
+
+def text_of(run, name="report.md"):
+    write_report(run.directory)
+    return (run.directory.path / name).read_text()
+
+
+def section(text, title):
+    return text.split(f"## {title}\n")[1].split("\n## ")[0].strip()
+
+
+def test_what_was_run_and_what_it_reached(run):
+    text = text_of(run)
+    assert text.startswith(f"# CartPole-v1 ppo, seed 4 ({run.id})\n")
+    assert "| environment steps | 300 of 300 |" in section(text, "What was run")
+    results = section(text, "Results")
+    # 1.96 * 20 / sqrt(101 - 1) = 3.92
+    assert "| test return of the last policy | 90.0 ± 3.9 | 95 % over 101 unseen" in results
+    assert "| eval/return_mean, last | 80.0 | best 95.0, ▁█▇ |" in results
+    assert "| algorithm.gamma | 0.99 | 0.9 |" in section(text, "Settings that are not the defaults")
+    assert "* update: 2 calls skipped for a bad number" in section(text, "Alerts")
+    assert section(text, "Best checkpoint") == "There is no checkpoint."
+
+
+def test_warnings_of_the_log_are_alerts(run):
+    run.directory.log_file.parent.mkdir()
+    lines = ["2026-01-01T00:00:00 all is well", "2026-01-01T00:00:01 WARNING: lost | a worker"]
+    run.directory.log_file.write_text("\n".join([*lines, *(["2026 WARNING: more"] * 60)]) + "\n")
+    alerts = section(text_of(run), "Alerts").splitlines()
+    assert alerts[0] == f"* {lines[1]}" and alerts[-1] == "* … and 12 more"
+    assert "all is well" not in text_of(run)
+
+
+def test_the_command_that_reproduces_it(run):
+    again = section(text_of(run), "Run it again")  # nothing else is known of it
+    assert again == f"```\nrl-lab train --config {run.directory.config_file}\n```"
+    facts = {"command": ["/somewhere/bin/rl-lab", "train", "CartPole-v1:ppo", "a b"], "gpus": []}
+    run.directory.provenance_file.write_text(
+        json.dumps(facts | {"git": {"sha": "abc", "dirty": True}})
+    )
+    again = section(text_of(run), "Run it again")
+    assert "```\nrl-lab train CartPole-v1:ppo 'a b'\n```" in again
+    assert "commit abc with uncommitted changes" in again
+
+
+def test_the_page_holds_everything(run):
+    (run.directory.path / "videos").mkdir()
+    (run.directory.path / "videos" / "step_100.mp4").write_bytes(b"film")
+    page = text_of(run, "report.html")
+    assert 'src="data:image/png;base64,' in page and 'src="data:video/mp4;base64,ZmlsbQ=="' in page
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    markdown = text_of(run)
+    assert "![curves](report.png)" in markdown
+    assert "[step_100](videos/step_100.mp4)" in markdown
+
+
+def test_a_film_that_is_too_large_is_only_named(run, monkeypatch):
+    monkeypatch.setattr(report, "EMBEDDED_BYTES", 3)
+    (run.directory.path / "videos").mkdir()
+    (run.directory.path / "videos" / "long.mp4").write_bytes(b"film")
+    assert '<a href="videos/long.mp4">long</a>' in text_of(run, "report.html")
+
+
+def test_nothing_of_a_run_is_taken_as_markup(run):
+    run.directory.write_summary({**run.summary, "error": "<script>alert(1)</script>"})
+    page = text_of(run, "report.html")
+    assert "<script>" not in page and "&lt;script&gt;" in page
+
+
+def test_without_matplotlib_there_is_a_report_without_plots(run, monkeypatch):
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    files = write_report(run.directory)
+    assert [file.name for file in files] == ["report.md", "report.html"]
+    assert "![" not in files[0].read_text() and "<img" not in files[1].read_text()
+
+
+def test_a_run_that_has_only_just_begun_has_a_report(run):
+    run.directory.metrics_file.unlink()
+    run.directory.summary_file.unlink()
+    assert "The run has no results yet." in text_of(run)
+
+
+def test_an_algorithm_that_is_not_here_does_not_stop_the_report(tmp_path):
+    text = text_of(made_run(tmp_path, [1.0], algorithm="of_a_plugin"))
+    settings = section(text, "Settings that are not the defaults")
+    assert settings.startswith("Not known: ") and "of_a_plugin" in settings
+
+
+# ------------------------------------------------------------------------------ real runs
+
+
+def test_a_run_writes_its_own_report_when_it_ends(tmp_path):
+    # Everything that the run knew is in it: the sink is called after the last row was written.
+    outcome = train(
+        tiny_config("CartPole-v1:ppo_none", "training.total_timesteps=256"),
+        root=tmp_path,
+        command=["rl-lab", "train", "CartPole-v1:ppo"],
+        view=lambda config, directory, start: [ReportSink(directory)],
+    )
+    text = (outcome.run.path / "report.md").read_text()
+    assert "| status | finished |" in text and "rl-lab train CartPole-v1:ppo\n" in text
+    test = outcome.summary["test"]["last"]["return_mean"]
+    assert f"test return of the last policy | {test:,.1f} ±" in text
+    assert f"rl-lab evaluate {outcome.run.id}:best --episodes 100" in text
+    assert "eval/return_mean, last" in text and "train/loss, last" in text
+
+
+def test_a_report_that_fails_never_fails_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "to_markdown", lambda title, blocks: 1 / 0)
+    outcome = train(
+        tiny_config("CartPole-v1:random", "training.total_timesteps=64"),
+        root=tmp_path,
+        view=lambda config, directory, start: [ReportSink(directory)],
+    )
+    assert outcome.summary["status"] == "finished" and outcome.exit_code == 0
+    assert "ReportSink is off from here: " in outcome.run.log_file.read_text()
+
+
+def test_the_defaults_of_a_real_run(lab):
+    run = load_run(list_runs(lab)[0])
+    settings = section(text_of(run), "Settings that are not the defaults")
+    assert "| algorithm.rollout_steps | 128 | 16 |" in settings
+    assert "| algorithm.epochs | 4 | 2 |" in settings
+    assert "gamma" not in settings and "compute.threads" in settings.split("Chosen by auto:")[1]
+
+
+def test_the_command_writes_into_the_run_or_beside(lab, capsys):
+    last = list_runs(lab)[-1]
+    assert main(["report", "--runs-dir", str(lab)]) == 0  # of the last run
+    assert capsys.readouterr().out.splitlines() == [str(last.path / name) for name in NAMES]
+    assert main(["report", "CartPole-v1-ppo-*", "--runs-dir", str(lab), "--json"]) == 0
+    files = json.loads(capsys.readouterr().out)
+    assert files[0] == str(lab / "reports" / "CartPole-v1-ppo" / "report.md")
+    assert main(["report", "@last", "--output", "x", "--runs-dir", str(lab)]) == 2
+
+
+def test_the_report_of_a_group(lab, tmp_path):
+    runs = [load_run(directory) for directory in list_runs(lab)]
+    files = write_group_report(runs, tmp_path / "group")
+    text = files[0].read_text()
+    assert [file.name for file in files] == NAMES and text.startswith("# 6 runs\n")
+    assert text.count("| CartPole-v1 | ppo |") == 3 and "## Pairs" in text
+    assert 'src="data:image/png;base64,' in files[1].read_text()

@@ -1,0 +1,106 @@
+"""Sweep files: ours, W&B's, and what is wrong with them."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rl_lab.core.errors import ConfigError, UserError
+from rl_lab.tuning.space import Choice, Range
+from rl_lab.tuning.sweep_file import parse_sweep, read_sweep
+
+OURS = {"name": "s", "base_config": "CartPole-v1:ppo", "sweep": {"algorithm.gamma": [0.9, 0.99]}}
+
+
+def test_a_short_file_is_a_grid_with_one_seed():
+    sweep = parse_sweep(OURS)
+    assert (sweep.method, sweep.seeds, sweep.parallel_jobs) == ("grid", (1,), 1)
+    assert sweep.objective.metric == "eval/return_mean"
+    assert parse_sweep({**OURS, "trials": 3}).method == "tpe"
+    ranged = {**OURS, "sweep": {"a": {"min": 0.0, "max": 1.0}}, "trials": 5, "seeds": 3}
+    assert parse_sweep(ranged).method == "tpe"
+    assert parse_sweep(ranged).seeds == (1, 2, 3)
+    assert parse_sweep({**ranged, "seeds": [7, 9]}).seeds == (7, 9)
+    assert parse_sweep({**OURS, "objective": {"metric": "loss"}}).objective.metric == "train/loss"
+
+
+def test_the_design_s_own_example(tmp_path: Path):
+    (tmp_path / "ppo_cartpole.yaml").write_text("environment: {id: CartPole-v1}\n")
+    file = tmp_path / "ppo_sweep.yaml"
+    file.write_text(
+        """
+base_config: ppo_cartpole.yaml
+sweep:
+  algorithm.lr: [1e-4, 3e-4, 1e-3]
+  algorithm.clip_ratio: [0.1, 0.2, 0.3]
+  network.actor.hidden_dims: [[64, 64], [128, 128], [256, 256]]
+parallel_jobs: 4
+"""
+    )
+    sweep = read_sweep(file)
+    assert sweep.name == "ppo_sweep" and sweep.parallel_jobs == 4
+    assert sweep.base_config == str(tmp_path / "ppo_cartpole.yaml")
+    points = list(sweep.space.points())
+    assert len(points) == 27
+    assert points[0]["algorithm.lr"] == 1e-4
+    assert points[-1]["network.actor.hidden_dims"] == [256, 256]
+
+
+def test_a_file_of_w_and_b():
+    tree = yaml.safe_load(
+        """
+program: train.py
+method: bayes
+metric: {name: eval/return_mean, goal: maximize}
+run_cap: 12
+early_terminate: {type: hyperband}
+parameters:
+  algorithm.learning_rate: {distribution: log_uniform_values, min: 1e-5, max: 1e-2}
+  algorithm.epochs: {values: [4, 8]}
+  algorithm.clip_range: {value: lin_0.2}
+command: [python, train.py]
+"""
+    )
+    sweep = parse_sweep({"name": "w", **tree}, base="CartPole-v1:ppo")
+    assert (sweep.method, sweep.trials, sweep.pruner) == ("tpe", 12, "hyperband")
+    assert (sweep.objective.metric, sweep.objective.direction) == ("eval/return_mean", "max")
+    assert sweep.space.dimensions == {
+        "algorithm.learning_rate": Range(1e-5, 1e-2, log=True),
+        "algorithm.epochs": Choice((4, 8)),
+        "algorithm.clip_range": Choice(("lin_0.2",)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"swep": {}}, "there is no 'swep' in a sweep"),
+        ({"base_config": ""}, "base_config: name an experiment"),
+        ({"base_config": "no_such.yaml"}, "there is no file no_such.yaml"),
+        ({"sweep": {}}, "there is nothing to try"),
+        ({"method": "gird"}, r"method: 'gird' \(did you mean 'grid'\?\)"),
+        ({"method": "tpe"}, "trials: say how many"),
+        ({"pruner": "ash"}, "pruner: 'ash'"),
+        ({"parallel_jobs": 0}, "parallel_jobs: must be a whole number, 1 or more, got 0"),
+        ({"seeds": [1, 1]}, "seeds: must be different"),
+        ({"fixed": {"algorithm.gamma": 1}}, "the sweep tries values of it already"),
+        ({"objective": {"of": "first"}}, "objective.of must be last or best"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path: Path, change: dict, message: str):
+    file = tmp_path / "bad.yaml"
+    file.write_text(yaml.safe_dump({**OURS, **change}))
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_sweep(file)
+    assert str(caught.value).startswith(str(file))
+
+
+def test_files_that_are_none(tmp_path: Path):
+    with pytest.raises(UserError, match="cannot read"):
+        read_sweep(tmp_path / "missing.yaml")
+    (tmp_path / "list.yaml").write_text("[1, 2]")
+    with pytest.raises(UserError, match="is not a sweep"):
+        read_sweep(tmp_path / "list.yaml")
+    (tmp_path / "broken.yaml").write_text("a: [1")
+    with pytest.raises(UserError, match="is not YAML"):
+        read_sweep(tmp_path / "broken.yaml")
