@@ -10,16 +10,11 @@ import numpy.typing as npt
 
 from rl_lab.analysis.statistics import LEVEL, iqm
 from rl_lab.core.errors import UserError, did_you_mean
-from rl_lab.records.metrics import STEP, iterate_metrics
+from rl_lab.records.metrics import MAIN_METRICS, STEP, iterate_metrics
 
 Array = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
 
-# The main metrics by the names that people use: the first one that all runs have is meant.
-ALIASES = {
-    "reward": ("eval/return_mean", "collect/return_mean"),
-    "loss": ("train/loss", "train/critic_loss", "train/value_loss", "train/policy_loss"),
-}
 POINTS = 200  # of a curve in a plot
 BAND_SAMPLES = 500  # of the bootstrap at each of them
 
@@ -63,7 +58,7 @@ def _curve(values: Mapping[int, float]) -> Curve:
 
 def candidates(asked: str) -> tuple[str, ...]:
     """The metrics that a name may mean, the best one first."""
-    return ALIASES.get(asked, (asked,))
+    return MAIN_METRICS.get(asked, (asked,))
 
 
 def metric_of(asked: str, runs: Sequence[Mapping[str, Curve]]) -> str:
@@ -72,7 +67,7 @@ def metric_of(asked: str, runs: Sequence[Mapping[str, Curve]]) -> str:
         for name in candidates(asked):
             if enough(name in curves for curves in runs):
                 return name
-    known = {name for curves in runs for name in curves} | set(ALIASES)
+    known = {name for curves in runs for name in curves} | set(MAIN_METRICS)
     raise UserError(f"no run has the metric '{asked}'{did_you_mean(asked, known)}")
 
 

@@ -10,13 +10,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.records.metrics import MAIN_METRICS
 
 Row = Mapping[str, Any]
 
-# What people call the main metrics. Of several names the first one that a run has counts.
 ALIASES: dict[str, tuple[str, ...]] = {
-    "reward": ("last_return", "eval/return_mean", "collect/return_mean"),
-    "loss": ("train/loss", "train/critic_loss", "train/value_loss", "train/policy_loss"),
+    **MAIN_METRICS,
+    "reward": ("last_return", *MAIN_METRICS["reward"]),
     "tag": ("tags",),
 }
 LOWER_IS_BETTER = ("*loss", "wall_time")

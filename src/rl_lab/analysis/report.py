@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.analysis.compare import Comparison, compare
-from rl_lab.analysis.curves import ALIASES, Curve, read_curves
+from rl_lab.analysis.curves import Curve, read_curves
 from rl_lab.analysis.document import (
     KINDS,
     Block,
@@ -30,11 +30,12 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.display import Display, load_display
 from rl_lab.records.formatting import format_duration, sparkline
+from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sink
 
 NAME = "report"
-PANELS = {"return": ALIASES["reward"], "loss": ALIASES["loss"]}
+PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
 EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only named
 SHOWN_ALERTS = 50
 SPARKS = 40  # blocks of a curve in text
@@ -163,7 +164,7 @@ def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Bl
         rows.append([f"test return of the {which} policy", value, note])
     for name in display.ordered(curves):
         style = display[name]
-        if style.highlight or name in ALIASES["loss"]:
+        if style.highlight or name in MAIN_METRICS["loss"]:
             best = style.best(curves[name].values.tolist())
             note = "" if best is None else f"best {style.text(best)}, "
             line = sparkline(curves[name].values.tolist(), SPARKS)

@@ -13,6 +13,11 @@ from rl_lab.records.commit import make_directory
 from rl_lab.records.faults import fault
 
 STEP = "step"
+# What people call the main metrics: of several names the first one that a run has is meant.
+MAIN_METRICS = {
+    "reward": ("eval/return_mean", "collect/return_mean"),
+    "loss": ("train/loss", "train/critic_loss", "train/value_loss", "train/policy_loss"),
+}
 BUFFER_BYTES = 8 * 1024  # rows are handed to the system in pieces of this size
 PATIENCE_BYTES = 1024 * 1024  # of rows that may wait for a full disk: a thousand or more
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

@@ -10,6 +10,7 @@
 A W&B sweep file (`method`, `metric`, `parameters`) is read too.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -18,12 +19,14 @@ from typing import Any, Literal
 import yaml
 
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
 
 Method = Literal["grid", "random", "tpe", "cmaes", "gp"]
 METHODS = ("grid", "random", "tpe", "cmaes", "gp")
 PRUNERS = ("none", "asha", "hyperband", "median")
-ALIASES = {"reward": "eval/return_mean", "loss": "train/loss"}
+OWN = ("experiment.name", "experiment.seed", "experiment.tags")  # set by the sweep itself
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")  # the runs' folders are found by it
 _WANDB = {"grid": "grid", "random": "random", "bayes": "tpe"}
 _WANDB_ONLY = ("program", "command", "project", "entity", "run_cap", "early_terminate", "metric")
 
@@ -39,7 +42,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         """Names that mean something."""
-        object.__setattr__(self, "metric", ALIASES.get(self.metric, self.metric))
+        object.__setattr__(self, "metric", MAIN_METRICS.get(self.metric, (self.metric,))[0])
         for name, allowed in (
             ("direction", ("max", "min")),
             ("of", ("last", "best")),
@@ -81,6 +84,12 @@ class Sweep:
                 problems.append(f"{name}: must be a whole number, 1 or more, got {value!r}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             problems.append(f"seeds: must be different, and at least one, got {list(self.seeds)}")
+        if not _NAME.fullmatch(self.name):
+            problems.append(
+                f"name: '{self.name}' names folders: at most 40 letters, digits and . _ - please"
+            )
+        keys = {*self.space.dimensions, *self.space.derived, *self.fixed}
+        problems += [f"{key}: the sweep sets it itself" for key in OWN if key in keys]
         both = sorted({*self.space.dimensions, *self.space.derived} & set(self.fixed))
         if both:
             problems.append(f"fixed.{both[0]}: the sweep tries values of it already")
