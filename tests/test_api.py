@@ -9,6 +9,7 @@ from rl_lab import api
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.state import fingerprint
+from rl_lab.orchestration import session
 from tiny_runs import SMALL, SMALL_PPO, final_state, run_hash
 
 
@@ -39,12 +40,32 @@ def test_train_is_the_command(tmp_path):
     )
     assert outcome.exit_code == 0 and outcome.summary["env_steps"] == 512
     assert outcome.summary["seed"] == 3
-    from rl_lab.orchestration.session import load_config
-
-    assert load_config(outcome.run).algorithm.gamma == 0.9
+    assert session.load_config(outcome.run).algorithm.gamma == 0.9
     before = run_hash(outcome.run)
     assert rl_lab.resume(outcome.run.id, runs_dir=tmp_path).exit_code == 0
     assert run_hash(outcome.run) == before
+
+
+def test_fork_and_verify_are_the_commands(tmp_path):
+    words = [*SMALL, *SMALL_PPO, "checkpoint.keep_last=9"]
+    parent = rl_lab.train("CartPole-v1:ppo_none", seed=1, runs_dir=tmp_path, overrides=words).run
+    before = run_hash(parent)
+    settings = {"algorithm.gamma": 0.9}
+    outcome = rl_lab.fork(
+        f"{parent.id}:256", seed=2, total_timesteps=512, runs_dir=tmp_path, **settings
+    )
+    assert outcome.exit_code == 0 and outcome.summary["env_steps"] == 512
+    assert outcome.summary["parent"] == {"id": parent.id, "step": 256}
+    config = session.load_config(outcome.run)
+    assert (config.algorithm.gamma, config.experiment.seed) == (0.9, 2)
+    assert run_hash(parent) == before
+
+    verdict = rl_lab.verify(parent.id, start=512, steps=256, runs_dir=tmp_path)
+    assert verdict.identical and (verdict.start, verdict.end) == (512, 768)
+    rows = parent.metrics_file.read_text().splitlines(keepends=True)
+    parent.metrics_file.write_text("".join([rows[0].replace("1", "2", 1), *rows[1:]]))
+    found = rl_lab.verify(parent.id, runs_dir=tmp_path)
+    assert not found.identical and found.difference.step <= 64
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ SMALL = [
     "environment.max_episode_steps=40",
     "checkpoint.every_steps=256",
     "logging.tensorboard=false",
+    "logging.report=false",
     "logging.every_steps=1",
     "network.encoder.hidden_dims=[8]",
 ]

@@ -161,3 +161,30 @@ def told(batch: dict[str, Any], n_step: int) -> list[tuple[Any, ...]]:
     ]
     rows = torch.cat([column.double() for column in columns], 1)
     return sorted(tuple(row) for row in rows.tolist())
+
+
+def arrivals(stream: Stream, rows: int) -> list[list[tuple[float, ...]]]:
+    """The frames that a buffer of so many vector steps must know, by environment, in time order.
+
+    A row is the frame's three numbers, previous action, reward, reset, terminated, truncated.
+    """
+    by_env = []
+    for history in stream.rows:
+        frames = []
+        for number, row in enumerate(history):
+            before = history[number - 1] if number else None
+            if before is None or before["fragment"] != row["fragment"]:
+                if before is not None:
+                    terminated = before["terminated"]
+                    led = (before["action"], before["reward"])
+                    end = (*before["next_obs"], *led, False, terminated, not terminated)
+                    frames.append((number - 1, end))
+                led = (0, 0.0)
+                frames.append((number, (*row["obs"], *led, True, False, False)))
+            else:
+                led = (before["action"], before["reward"])
+                frames.append((number, (*row["obs"], *led, False, False, False)))
+        oldest = max(len(history) - rows, 0)
+        held = [frame for number, frame in frames if number >= oldest]
+        by_env.append(held[1:] if oldest else held)  # what led to the oldest one is overwritten
+    return by_env

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from rl_lab.api import (
         Policy,
         evaluate,
+        fork,
         load_policy,
         register_algorithm,
         register_buffer,
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
         resume,
         runs,
         train,
+        verify,
     )
     from rl_lab.core.batch import Action, CollectResult
     from rl_lab.core.registry import register
@@ -30,6 +32,7 @@ __all__ = [
     "Policy",
     "Workflow",
     "evaluate",
+    "fork",
     "load_policy",
     "register",
     "register_algorithm",
@@ -41,6 +44,7 @@ __all__ = [
     "resume",
     "runs",
     "train",
+    "verify",
 ]
 _ELSEWHERE = {
     "Action": "rl_lab.core.batch",

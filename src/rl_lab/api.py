@@ -1,7 +1,7 @@
-"""The Python interface: train, resume, evaluate, load a policy, list runs, register classes."""
+"""The Python interface: train, resume, fork, verify, evaluate, load policies, list, register."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rl_lab.analysis.verify import Verdict
+from rl_lab.analysis.verify import verify as verify_run
 from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.core.batch import Array
@@ -22,6 +24,7 @@ from rl_lab.envs.spaces import Frames, action_converter
 from rl_lab.orchestration import catalog, policy, session
 from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.fork import fork as fork_run
 from rl_lab.orchestration.session import Outcome, View, no_view
 from rl_lab.orchestration.validation import validate
 from rl_lab.orchestration.values import as_override
@@ -51,11 +54,7 @@ def train(
 
     Settings are overrides too: `train("CartPole-v1:ppo", **{"algorithm.gamma": 0.9})`.
     """
-    if seed is not None:
-        settings["experiment.seed"] = seed
-    if total_timesteps is not None:
-        settings["training.total_timesteps"] = total_timesteps
-    words = [*overrides, *(as_override(path, value) for path, value in settings.items())]
+    words = _words(overrides, seed, total_timesteps, settings)
     config, _ = configure(spec, words, config_file=config_file, plugins=plugins)
     return session.train(config, root=runs_root(runs_dir), view=view)
 
@@ -63,6 +62,39 @@ def train(
 def resume(reference: str, *, runs_dir: Folder | None = None, view: View = no_view) -> Outcome:
     """Continue a run, bit for bit, from its newest good checkpoint or from `RUN:STEP`."""
     return session.resume(reference, root=runs_root(runs_dir), view=view)
+
+
+def fork(
+    reference: str,
+    *,
+    seed: int | None = None,
+    total_timesteps: float | None = None,
+    runs_dir: Folder | None = None,
+    overrides: Sequence[str] = (),
+    view: View = no_view,
+    **settings: Any,
+) -> Outcome:
+    """A new run that goes on from `RUN` or `RUN:STEP` with changed options, as `train --fork`.
+
+    `fork("@last:50000", **{"algorithm.learning_rate": 1e-4})`. That run itself stays as it is.
+    """
+    words = _words(overrides, seed, total_timesteps, settings)
+    return fork_run(reference, words, root=runs_root(runs_dir), view=view)
+
+
+def verify(
+    reference: str,
+    *,
+    steps: int | None = None,
+    start: int | None = None,
+    runs_dir: Folder | None = None,
+) -> Verdict:
+    """Run it again beside and compare every row and checkpoint, as `rl-lab verify`.
+
+    From the first step, or from the checkpoint at `start`; `steps` of it, if not all. The result is
+    `identical`, or has the first `difference` and known `reasons`.
+    """
+    return verify_run(reference, runs_root(runs_dir), steps=steps, start=start)
 
 
 def evaluate(
@@ -105,6 +137,18 @@ def configure(
     if loaded:
         composed.tree["plugins"] = [*composed.tree.get("plugins", []), *loaded]
     return validate(composed.tree, composed.origins), composed
+
+
+def _words(
+    overrides: Sequence[str],
+    seed: int | None,
+    total_timesteps: float | None,
+    settings: Mapping[str, Any],
+) -> list[str]:
+    """Everything that was asked for, as it would be typed; what stands last wins."""
+    named = {"experiment.seed": seed, "training.total_timesteps": total_timesteps}
+    given = {**settings, **{path: each for path, each in named.items() if each is not None}}
+    return [*overrides, *(as_override(path, value) for path, value in given.items())]
 
 
 def runs_root(runs_dir: Folder | None = None) -> Path:

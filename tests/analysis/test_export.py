@@ -104,6 +104,10 @@ def test_latex_escapes_what_it_must():
     assert escaped("1 ± 2") == "1 $\\pm$ 2"
 
 
+def test_a_row_of_latex_is_no_argument_of_the_line_before():
+    assert escaped("[64, 64]") == "{[}64, 64]" and escaped("*") == "{*}"
+
+
 def test_a_latex_table_is_well_formed(found):
     text = export(found, "latex", DISPLAY)
     body = text[text.index("\\hline") : text.rindex("\\end{tabular}")]
@@ -117,10 +121,14 @@ def test_a_latex_table_is_well_formed(found):
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ENGINES)), reason="no TeX engine here")
-def test_a_latex_table_compiles(found, tmp_path):
-    table = export(found, "latex", DISPLAY)
+def test_latex_tables_compile(found, tmp_path):
+    names = ["a", "[64, 64]", "*best*", "x\\y~z^#$", "<a|b>", '`it\'s` "so"', "é ü – “q”", "{_%&}"]
+    made = [made_run(tmp_path, [1.0], task=task, algorithm=each) for each in names for task in "ab"]
+    awkward = compare(made, display=DISPLAY)
+    tables = [export(each, "latex", DISPLAY) for each in (found, awkward)]
     file = tmp_path / "paper.tex"
-    file.write_text(f"\\documentclass{{article}}\n\\begin{{document}}\n{table}\\end{{document}}\n")
+    lines = ["\\documentclass{article}", "\\begin{document}", *tables, "\\end{document}", ""]
+    file.write_text("\n".join(lines))
     engine = next(name for name in ENGINES if shutil.which(name))
     words = [engine] if engine == "tectonic" else [engine, "-halt-on-error"]
     done = subprocess.run(
@@ -130,7 +138,7 @@ def test_a_latex_table_compiles(found, tmp_path):
         stdin=subprocess.DEVNULL,
         check=False,
     )
-    assert done.returncode == 0, done.stdout.decode()[-2000:]
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-2000:]
     assert file.with_suffix(".pdf").exists()
 
 

@@ -1,15 +1,18 @@
 import json
+import os
 import re
+import signal
 
 import pytest
 
 from made_runs import made_run
 from rl_lab.analysis import report
 from rl_lab.analysis.groups import load_run
-from rl_lab.analysis.report import ReportSink, write_group_report, write_report
+from rl_lab.analysis.report import write_group_report, write_report
 from rl_lab.cli.main import main
-from rl_lab.orchestration.session import train
+from rl_lab.orchestration.session import resume, train
 from rl_lab.records.run_directory import list_runs
+from rl_lab.records.sinks import Sink
 from tiny_runs import tiny_config
 
 NAMES = ["report.md", "report.html", "report.png"]
@@ -77,11 +80,30 @@ def test_the_page_holds_everything(run):
     assert "[step_100](videos/step_100.mp4)" in markdown
 
 
-def test_a_film_that_is_too_large_is_only_named(run, monkeypatch):
+def test_a_film_that_is_too_large_is_only_linked_to(run, monkeypatch):
     monkeypatch.setattr(report, "EMBEDDED_BYTES", 3)
     (run.directory.path / "videos").mkdir()
-    (run.directory.path / "videos" / "long.mp4").write_bytes(b"film")
-    assert '<a href="videos/long.mp4">long</a>' in text_of(run, "report.html")
+    (run.directory.path / "videos" / "a long one.mp4").write_bytes(b"film")
+    (run.directory.path / "videos" / "small.gif").write_bytes(b"gif")
+    page = text_of(run, "report.html")
+    assert '<a href="videos/a%20long%20one.mp4">a long one</a>' in page and "<video" not in page
+    assert '<img alt="small" src="data:image/gif;base64,Z2lm">' in page
+    assert "[a long one](videos/a%20long%20one.mp4)\n\n![small](videos/small.gif)" in text_of(run)
+
+
+def test_of_many_films_the_last_ones_are_in_the_page(run, monkeypatch):
+    monkeypatch.setattr(report, "EMBEDDED_TOTAL", 9)
+    (run.directory.path / "videos").mkdir()
+    for step in (1, 2, 3):
+        (run.directory.path / "videos" / f"step_{step}.mp4").write_bytes(b"film")
+    page = text_of(run, "report.html")
+    assert page.count("<video") == 2 and '<a href="videos/step_1.mp4">' in page
+    assert page.index("step_1") < page.index("step_2") < page.index("step_3")
+
+
+def test_a_fork_says_whose_child_it_is(run):
+    run.directory.write_summary({**run.summary, "parent": {"id": "abcdef", "step": 1200}})
+    assert "| fork of | abcdef at step 1,200 |" in section(text_of(run), "What was run")
 
 
 def test_nothing_of_a_run_is_taken_as_markup(run):
@@ -95,6 +117,8 @@ def test_without_matplotlib_there_is_a_report_without_plots(run, monkeypatch):
     files = write_report(run.directory)
     assert [file.name for file in files] == ["report.md", "report.html"]
     assert "![" not in files[0].read_text() and "<img" not in files[1].read_text()
+    said = section(files[0].read_text(), "Curves")
+    assert said == "No plots: matplotlib is not installed (pip install 'rl-lab[plots]')."
 
 
 def test_a_run_that_has_only_just_begun_has_a_report(run):
@@ -114,27 +138,36 @@ def test_an_algorithm_that_is_not_here_does_not_stop_the_report(tmp_path):
 
 def test_a_run_writes_its_own_report_when_it_ends(tmp_path):
     # Everything that the run knew is in it: the sink is called after the last row was written.
-    outcome = train(
-        tiny_config("CartPole-v1:ppo_none", "training.total_timesteps=256"),
-        root=tmp_path,
-        command=["rl-lab", "train", "CartPole-v1:ppo"],
-        view=lambda config, directory, start: [ReportSink(directory)],
-    )
+    words = ["CartPole-v1:ppo_none", "training.total_timesteps=256", "logging.report=true"]
+    command = ["rl-lab", "train", "CartPole-v1:ppo"]
+    outcome = train(tiny_config(*words), root=tmp_path, command=command)
     text = (outcome.run.path / "report.md").read_text()
     assert "| status | finished |" in text and "rl-lab train CartPole-v1:ppo\n" in text
     test = outcome.summary["test"]["last"]["return_mean"]
     assert f"test return of the last policy | {test:,.1f} ±" in text
     assert f"rl-lab evaluate {outcome.run.id}:best --episodes 100" in text
     assert "eval/return_mean, last" in text and "train/loss, last" in text
+    assert "| resumed | 0 times," in text
+    resume("@last", root=tmp_path)
+    assert "| resumed | 1 times," in (outcome.run.path / "report.md").read_text()
+
+
+def test_a_run_that_was_interrupted_has_a_report_too(tmp_path):
+    class CtrlC(Sink):
+        def write(self, step, row):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    config = tiny_config("CartPole-v1:ppo_none", "logging.report=true")
+    outcome = train(config, root=tmp_path, view=lambda config, directory, start: [CtrlC()])
+    assert outcome.exit_code == 130
+    text = (outcome.run.path / "report.md").read_text()
+    assert "| status | interrupted |" in text and "| environment steps | 64 of 1,024 |" in text
 
 
 def test_a_report_that_fails_never_fails_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "to_markdown", lambda title, blocks: 1 / 0)
-    outcome = train(
-        tiny_config("CartPole-v1:random", "training.total_timesteps=64"),
-        root=tmp_path,
-        view=lambda config, directory, start: [ReportSink(directory)],
-    )
+    words = ["CartPole-v1:random", "training.total_timesteps=64", "logging.report=true"]
+    outcome = train(tiny_config(*words), root=tmp_path)
     assert outcome.summary["status"] == "finished" and outcome.exit_code == 0
     assert "ReportSink is off from here: " in outcome.run.log_file.read_text()
 

@@ -205,6 +205,21 @@ def test_what_cannot_be_checked_is_said(runs):
         verify("ppo", runs)
 
 
+def test_what_an_unsaved_environment_cannot_promise_is_said(tmp_path, capsys):
+    forgets = ["environment.vectorization=sync", "environment.snapshot=reset"]
+    words = ["training.total_timesteps=512", "checkpoint.keep_last=9", *forgets]
+    run = tiny_run(tmp_path, "CartPole-v1:ppo_none", *words).run
+    assert run.read_summary()["snapshot_level"] == "E3"
+    assert main(["verify", "@last", "--runs-dir", str(tmp_path)]) == 0
+    output = capsys.readouterr().out
+    assert "IDENTICAL" in output and "256, 512 equal bit for bit" in output
+    assert "note: its environment cannot be saved (E3): what is inside of it was not" in output
+    resume("@last:256", root=tmp_path)
+    verdict = verify("@last", tmp_path)
+    assert verdict.difference.step > 256 and verdict.checkpoints == [256]
+    assert "cannot be saved (E3), and it was resumed" in verdict.reasons[-1]
+
+
 def test_exit_codes_and_json(runs, capsys):
     where = ["--runs-dir", str(runs)]
     assert main(["verify", "ppo", "--steps", "256", *where]) == 0

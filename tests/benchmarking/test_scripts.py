@@ -154,3 +154,15 @@ def test_checkpoints_of_a_buffer_write_what_is_new(monkeypatch):
     report = buffers.bench([100, 400], 2)
     assert [row["ratio"]["median"] for row in report.rows] == [1.0, 4.0]
     assert "buffer of 400 MB" in as_text(report, buffers.COLUMNS)
+
+
+def test_both_ways_of_planning_give_the_same_plan():
+    planning = script("planning")
+    small = ["algorithm.planner={horizon: 2, candidates: 4, elites: 2, iterations: 2}"]
+    report = planning.compare("Pendulum-v1:planet", 2, 1, silent, *small)
+    assert [row["name"] for row in report.rows] == [
+        "all candidates at once",
+        "one candidate at a time",
+    ]
+    assert report.rows[0]["ratio"]["median"] > 0 and report.rows[1]["ratio"]["median"] == 1.0
+    assert "the same plan" in as_text(report, {})

@@ -77,6 +77,15 @@ def test_quiet_prints_the_result_and_nothing_else(tmp_path, capsys):
     assert lines[0].startswith("test return: last ") and lines[1].startswith("run: ")
 
 
+def test_the_report_is_named_beside_the_run(tmp_path, capsys):
+    words = [*SMALL, "logging.report=true", "-q", "--runs-dir", str(tmp_path)]
+    assert main(["train", "CartPole-v1:random", *words]) == 0
+    _, run, report = capsys.readouterr().out.splitlines()
+    page = run.removeprefix("run: ") + "/report.html"
+    assert report == f"report: {page}"
+    assert "| status | finished |" in (tmp_path / page).with_suffix(".md").read_text()
+
+
 def test_several_seeds_are_several_runs_and_one_table(tmp_path, capsys):
     words = ["CartPole-v1:random", *SMALL, "--seed", "3,4", "--runs-dir", str(tmp_path)]
     assert main(["train", *words, "-q"]) == 0

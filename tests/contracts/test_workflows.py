@@ -19,25 +19,38 @@ from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
 from rl_lab.workflows.base import VALUES, Workflow
 from tiny_runs import run_hash, tiny_run
+from tiny_world_models import ONE, WORLD_MODELS
 
 WORKFLOWS = registry.names("workflow")
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
 HOMES = {  # where an algorithm is at home, if it is not at CartPole
     **dict.fromkeys(("q_learning", "sarsa"), "FrozenLake-v1"),
     **dict.fromkeys(("epsilon_greedy", "ucb", "gradient_bandit", "thompson"), "Bandit-v0"),
-    "sql": "Pendulum-v1",
+    **dict.fromkeys(("sql", "brownian"), "Pendulum-v1"),
+    "world_models": "PixelTrack-v0",
 }
 # A new algorithm needs an entry only if its defaults do not fit 64 steps of 4 environments.
 REPLAY = ["learning_starts=32", "batch_size=16", "train_every=16", "replay_ratio=0.1"]
+DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
+SIZES = ["deter=8", "hidden=8", "stoch=3", "units=8", "layers=1", "batch_length=6"]
+WORLD = ["learning_starts=32", "batch_size=3", "train_every=16", "replay_ratio=0.03", *SIZES]
+PLANNER = [f"planner.{each}" for each in ("horizon=3", "candidates=8", "elites=2", "iterations=2")]
 SMALL = {
     "random": ["collect_steps=16"],
     "ppo": ["rollout_steps=16", "epochs=2"],
     "reinforce": ["rollout_steps=16", "batch_steps=32"],
     **dict.fromkeys(("dqn", "sac"), REPLAY),
     "sql": [*REPLAY, "value_particles=4", "kernel_particles=4"],
+    **{name: [*WORLD, "horizon=3"] for name in DREAMERS},
+    "planet": [*WORLD, *PLANNER],
     **{name: ["rollout_steps=16"] for name in HOMES if name != "sql"},
+    "brownian": ["collect_steps=16"],
+    "world_models": [f"{name}={value}" for name, value in WORLD_MODELS.items()],
 }
-ROOM = {name: ["buffers.replay.capacity=256"] for name in ("dqn", "sac", "sql")}
+ROOM = {
+    name: ["buffers.replay.capacity=256"] for name in ("dqn", "sac", "sql", "planet", *DREAMERS)
+}
+ROOM["world_models"] = ["buffers.replay.capacity=256", ONE]  # its own phases are long
 
 
 def home(name: str) -> str:
@@ -188,7 +201,7 @@ def floats() -> list[tuple[str, str, float]]:
         found += [
             (name, each.name, extremes(each.default)[1] if each.default else 0.1)
             for each in (fields(config) if config else ())
-            if hints[each.name] in (float, float | None)
+            if hints[each.name] in (float, float | None) and not each.metadata.get("fixed")
         ]
     return found
 
@@ -203,12 +216,14 @@ def test_every_number_may_follow_a_schedule(tmp_path, name, key, start):
     assert outcome.summary["env_steps"] == 128
 
 
-def nested_floats() -> list[tuple[str, str]]:
-    """Numbers of the blocks inside an algorithm's config, such as its optimiser's."""
+def fixed_floats() -> list[tuple[str, str]]:
+    """Numbers that are read once: those marked so, and all in blocks such as the optimiser's."""
     found = []
     for name in WORKFLOWS:
         config = catalog.config_class(catalog.workflow_class(name))
         hints = get_type_hints(config) if config else {}
+        own = fields(config) if config else ()
+        found += [(name, each.name) for each in own if each.metadata.get("fixed")]
         for block, inner in hints.items():
             if is_dataclass(inner):
                 kinds = get_type_hints(inner)
@@ -216,7 +231,7 @@ def nested_floats() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "key"), nested_floats())
+@pytest.mark.parametrize(("name", "key"), fixed_floats())
 def test_a_number_that_cannot_follow_a_schedule_says_so_before_the_run(tmp_path, name, key):
     schedule = f"algorithm.{key}={{start: 0.5, end: 0.25}}"
     short = ["training.total_timesteps=128", "evaluation.test_episodes=0", schedule]
@@ -300,6 +315,14 @@ def test_plain_attributes_are_saved_without_being_asked_for(local, tiny):
     assert second.workflow.totals.tolist() == [4.5] * 3
     assert second.workflow.weights.tolist() == [6.0] * 2
     assert second.workflow.notes == {"seen": [1, 2.5, None, "text", 1, 2, 3]}
+
+
+def test_a_counter_that_is_back_at_0_and_a_note_that_is_gone_are_saved_too(local, tiny):
+    first, second = tiny("CartPole-v1:idle"), tiny("CartPole-v1:idle")
+    for workflow, count, note in ((first.workflow, 0, None), (second.workflow, 3, "old")):
+        workflow.count, workflow.note = count, note
+    second.workflow.set_state(join(*split(first.workflow.get_state())))
+    assert (second.workflow.count, second.workflow.note) == (0, None)
 
 
 class Noise:

@@ -20,6 +20,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ActionRemap": ("Pendulum-v1", {"actions": [[-2], [0], [2]]}),
     "ActionRepeat": ("CartPole-v1", {"times": 3}),
     "CountBonus": ("MountainCar-v0", {"bins": 20}),
+    "Crop": (PICTURE, {"bottom": 2}),
     "DiscreteEncoder": ("FrozenLake-v1", {}),
     "DiscretizeObservation": ("MountainCar-v0", {"bins": 20}),
     "FrameSkip": (PICTURE, {"max_pool": True}),
@@ -31,6 +32,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Resize": (PICTURE, {"size": 5}),
     "RewardShape": ("CartPole-v1", {"scale": 0.5}),
     "ScaleObservation": ("CartPole-v1", {"divide": 2}),
+    "SkipStart": ("CartPole-v1", {"steps": 3}),
     "StickyActions": ("CartPole-v1", {"probability": 0.5}),
     "TimeAware": ("CartPole-v1", {}),
 }

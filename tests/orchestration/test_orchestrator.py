@@ -379,3 +379,28 @@ def test_what_deeper_layers_log_reaches_the_run(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(session, "describe", noisy)
     run = tiny_run(tmp_path).run
     assert "a worker was lost" in run.log_file.read_text()
+
+
+def test_offline_phases_are_logged_and_saved_by_their_updates(tiny):
+    phases = (
+        "[{name: fill, duration_steps: 64, hooks: [collect]},"
+        "{name: study, type: offline, duration_updates: 25, hooks: [update]},"
+        "{hooks: [collect]}]"
+    )
+    run = tiny(
+        "CartPole-v1:dqn",
+        f"training.phases={phases}",
+        "training.total_timesteps=128",
+        "algorithm.learning_starts=8",
+        "logging.every_updates=10",
+        "checkpoint.every_updates=10",
+        "checkpoint.every_steps=0",
+        "evaluation.every_steps=0",
+    )
+    saved = []
+    run.on_save = lambda: saved.append(run.counters.updates)
+    run.go_on()
+    written = read_metrics(run.folder / "metrics.jsonl")
+    rows = [row["updates"] for row in written if "train/loss" in row]
+    assert [each for each in rows if each < 25] == [10, 20]
+    assert saved == [10, 20, 25]  # and the last one, at the end of the run

@@ -238,13 +238,13 @@ def test_a_valid_config_survives_the_way_to_a_tree_and_back() -> None:
 
 
 def workflow_floats() -> list[tuple[str, str]]:
-    """Every field annotated `float` or `float | None` of every registered algorithm."""
+    """Every `float` or `float | None` of every registered algorithm that is not read only once."""
     found = []
     for name in registry.names("workflow"):
         config = catalog.config_class(registry.get("workflow", name))
         hints = get_type_hints(config) if config else {}
         for each in fields(config) if config else ():
-            if hints[each.name] in (float, float | None):
+            if hints[each.name] in (float, float | None) and not each.metadata.get("fixed"):
                 found.append((name, each.name))
     return found
 
@@ -256,6 +256,12 @@ def test_every_float_of_every_algorithm_can_be_scheduled(name: str, key: str) ->
         value = getattr(config.algorithm, key)
         assert isinstance(value, Schedule) and value.total == config.training.total_timesteps
         assert value(0) == 0.5 and value(10**9) == value.end
+
+
+@pytest.mark.parametrize("name", ["dreamer_v1", "dreamer_v3", "planet"])  # inherited or not
+def test_a_number_that_is_read_once_cannot_be_scheduled(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.unimix: must be a number, got 'lin_0.5'"):
+        validate({**BASE, "algorithm": {"name": name, "unimix": "lin_0.5"}}, {})
 
 
 def test_ppo_has_floats_to_schedule() -> None:

@@ -9,6 +9,12 @@ REPLAY = ["algorithm.learning_starts=64", "algorithm.batch_size=16", "algorithm.
 REPLAY += ["algorithm.replay_ratio=0.07", "buffers.replay.capacity=400"]  # it wraps, and owes
 SMALL_HEADS = ["network.actor.hidden_dims=[8]", "network.critic.hidden_dims=[8]"]
 PRIORITIZED = ["buffers.replay.type=prioritized", "algorithm.n_step=3"]
+DREAMER = [
+    *(f"algorithm.{each}=8" for each in ("deter", "hidden", "units", "batch_length")),
+    *("algorithm.stoch=3", "algorithm.layers=1", "algorithm.horizon=3", "algorithm.batch_size=3"),
+    *("algorithm.learning_starts=64", "algorithm.train_every=16", "algorithm.replay_ratio=0.03"),
+    "buffers.replay.capacity=400",
+]
 HER = ["environment.vectorization=sync", "buffers.replay.type=her"]
 
 OFTEN = {
@@ -48,6 +54,11 @@ REST = {
         for name in ("epsilon_greedy", "ucb", "gradient_bandit", "thompson")
     },
 }
+DREAMERS = {
+    "v1": ["Pendulum-v1:random", "algorithm.name=dreamer_v1", *DREAMER],
+    "v2": ["CartPole-v1:random", "algorithm.name=dreamer_v2", *DREAMER],
+    "v3": ["CartPole-v1:random", "algorithm.name=dreamer_v3", *DREAMER],
+}
 
 
 @pytest.mark.parametrize("words", OFTEN.values(), ids=OFTEN)
@@ -59,3 +70,10 @@ def test_killed_three_times(tmp_path, words):
 @pytest.mark.parametrize("words", REST.values(), ids=REST)
 def test_killed_three_times_everywhere(tmp_path, words):
     check_killed(tmp_path, *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", DREAMERS.values(), ids=DREAMERS)
+def test_dreamers_are_killed_three_times(tmp_path, words):
+    """A cycle has three hooks: between the updates, at once, and after the next checkpoint."""
+    check_killed(tmp_path, *words, kills=(17, 1, 14))

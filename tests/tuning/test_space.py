@@ -4,7 +4,14 @@ import pytest
 
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.tuning.expressions import evaluate
-from rl_lab.tuning.space import Choice, Range, Space, parse_dimension, parse_space
+from rl_lab.tuning.space import (
+    Choice,
+    Range,
+    Space,
+    parse_dimension,
+    parse_space,
+    short_names,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +92,33 @@ def test_a_grid_is_every_allowed_combination_in_order():
     points = list(space.points())
     assert points == [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 2, "b": 1}]
     assert space.complete(points[2]) == {"a": 1, "b": 3, "c": 3}
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ({"a": 1, "b": 2, "d": 3}, "first: there is no d in sweep"),
+        ({"a": 1}, "first: give b a value too"),
+        ({"a": 3, "b": 2}, "first: a cannot be 3"),
+        ({"a": 1, "b": 5}, "first: b cannot be 5"),
+        ({"a": 1, "b": 1.5}, "first: b cannot be 1.5"),
+        ({"a": 2, "b": 4}, "does not keep the constraints"),
+    ],
+)
+def test_what_is_tried_first_must_be_in_the_space(first, message):
+    tree, constraints = {"a": [1, 2], "b": {"min": 1, "max": 4}, "c": "${a} * ${b}"}, ("${c} < 8",)
+    assert parse_space(tree, constraints, [{"a": 2, "b": 3}]).first == ({"a": 2, "b": 3},)
+    with pytest.raises(UserError, match=message):
+        parse_space(tree, constraints, [first])
+
+
+def test_keys_are_shown_by_the_shortest_name_that_is_theirs():
+    assert short_names(["a.x.lr", "a.y.lr", "b.gamma", "c"]) == {
+        "a.x.lr": "a.x.lr",
+        "a.y.lr": "a.y.lr",
+        "b.gamma": "gamma",
+        "c": "c",
+    }
 
 
 def test_expressions_look_at_what_the_sweep_sets():

@@ -6,6 +6,8 @@ import pytest
 import yaml
 
 from rl_lab.core.errors import ConfigError, UserError
+from rl_lab.orchestration.documents import PACKAGE_CONFIGS
+from rl_lab.tuning.driver import check
 from rl_lab.tuning.space import Choice, Range
 from rl_lab.tuning.sweep_file import parse_sweep, read_sweep
 
@@ -85,6 +87,7 @@ command: [python, train.py]
         ({"name": "../a"}, "names folders"),
         ({"sweep": {"experiment.seed": [1, 2]}}, "experiment.seed: the sweep sets it itself"),
         ({"fixed": {"experiment.name": "x"}}, "experiment.name: the sweep sets it itself"),
+        ({"grace_steps": -1}, "grace_steps: must be 0 or more, got -1"),
         ({"parallel_jobs": 0}, "parallel_jobs: must be a whole number, 1 or more, got 0"),
         ({"seeds": [1, 1]}, "seeds: must be different"),
         ({"fixed": {"algorithm.gamma": 1}}, "the sweep tries values of it already"),
@@ -97,6 +100,40 @@ def test_what_is_wrong_is_said(tmp_path: Path, change: dict, message: str):
     with pytest.raises(ConfigError, match=message) as caught:
         read_sweep(file)
     assert str(caught.value).startswith(str(file))
+
+
+def test_what_is_tried_first():
+    poor = {"algorithm.gamma": "9e-1"}
+    sweep = parse_sweep({**OURS, "trials": 3, "first": poor})
+    assert sweep.space.first == ({"algorithm.gamma": 0.9},)
+    assert parse_sweep({**OURS, "trials": 3, "first": [poor, poor]}).space.first[1] == {
+        "algorithm.gamma": 0.9
+    }
+    with pytest.raises(ConfigError, match="a grid tries all of its points"):
+        parse_sweep({**OURS, "first": poor})
+
+
+SHIPPED = sorted(PACKAGE_CONFIGS.glob("sweep/*.yaml"))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_sweeps_are_found_by_name_and_would_run(file: Path, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep = read_sweep(Path(file.stem))
+    check(sweep)
+    assert sweep == read_sweep(file)
+    (tmp_path / "configs" / "sweep").mkdir(parents=True)
+    own = tmp_path / "configs" / "sweep" / file.name
+    own.write_text(yaml.safe_dump({**OURS, "name": "mine"}))
+    assert read_sweep(Path(file.stem)).name == "mine"  # the user's own comes first
+    with pytest.raises(UserError, match=f"did you mean '{file.stem}'"):
+        read_sweep(Path(f"{file.stem}x"))
+
+
+def test_the_tutorial_shows_the_shipped_file():
+    page = Path(__file__).parents[2] / "docs" / "sweeps.md"
+    shown = (PACKAGE_CONFIGS / "sweep" / "cartpole_ppo.yaml").read_text()
+    assert f"```yaml\n{shown}```" in page.read_text()
 
 
 def test_files_that_are_none(tmp_path: Path):

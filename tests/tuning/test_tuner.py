@@ -49,9 +49,10 @@ def test_open_trials_are_there_again_with_the_same_settings(tmp_path: Path):
     tuner = Tuner(space, method="random", journal=tmp_path / "journal")
     first, second = tuner.suggest(), tuner.suggest()
     assert first.settings["n"] <= 2 and first.settings["double"] == 2 * first.settings["n"]
-    tuner.tell(first, 1.0)
+    tuner.tell(first, 1.0, [0.5, 1.5])
     again = Tuner(space, method="random", journal=tmp_path / "journal")
     assert again.open() == [second]
+    assert (again.seeds(first), again.seeds(second)) == ([0.5, 1.5], [])
     assert again.count == 2  # what the constraint refused does not count
     again.tell(second, None)
     assert [(state, value) for _, state, value in again.results()] == [
@@ -68,6 +69,18 @@ def test_a_grid_ends_and_is_enqueued_once(tmp_path: Path):
     while (suggestion := tuner.suggest()) is not None:
         made.append(suggestion.settings)
     assert made == [{"a": a, "b": b} for a in (1, 2) for b in ("x", "y")]
+
+
+def test_what_is_known_is_tried_first_and_once(tmp_path: Path):
+    space = parse_space(
+        SPACE, (), [{"x": 3, "kind": [1, 2], "n": 4}, {"x": -1.0, "kind": "a", "n": 1}]
+    )
+    first = Tuner(space, method="tpe", journal=tmp_path / "journal").suggest()
+    assert first == Suggestion(0, {"x": 3, "kind": [1, 2], "n": 4})
+    again = Tuner(space, method="tpe", journal=tmp_path / "journal")
+    assert again.suggest().settings == {"x": -1.0, "kind": "a", "n": 1}
+    assert again.suggest().settings not in [dict(each) for each in space.first]
+    assert again.count == 3
 
 
 def test_constraints_that_cannot_hold_are_an_error():

@@ -242,7 +242,7 @@ def test_what_does_not_fit_the_rest_is_refused(words, message):
         ({"learning_starts": -1}, "learning_starts must be 0 or more, got -1"),
         ({"gamma": 1.5}, r"gamma must be in \[0, 1\], got 1.5"),
         ({"importance_beta": -0.5}, r"importance_beta must be in \[0, 1\], got -0.5"),
-        ({"replay_ratio": 0.0}, "replay_ratio must be positive, got 0"),
+        ({"replay_ratio": -0.5}, "replay_ratio must be 0 or more, got -0.5"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be positive, got -1"),
     ],
 )
@@ -284,8 +284,8 @@ def test_a_run_that_ends_before_it_learns_is_warned_of():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([SPEC, "buffers.replay.type=rollout"], "Little learns from a replay buffer"),
-        ([SPEC, "buffers=null"], "Little learns from a replay buffer"),
+        ([SPEC, "buffers.replay.type=rollout"], "Little learns from transitions"),
+        ([SPEC, "buffers=null"], "Little learns from transitions"),
         (["CartPole-v1:ppo_none", "buffers.replay.type=uniform"], "learns from the latest rollout"),
         (
             [

@@ -36,6 +36,7 @@ class Cell:
     task: str
     method: str
     runs: list[str]
+    parents: list[str]  # of those that are forks, each once
     seeds: list[int | None]
     curves: list[Curve]
     final: float
@@ -138,7 +139,13 @@ def compare(
     """Group the runs and compare them. `at` are steps; `scales` say which scores are 0 and 1."""
     groups = group_runs(runs, keys)
     names = [name for asked in metrics for name in candidates(asked)]
-    curves = {run: read_curves(run.directory.metrics_file, names) for run in runs}
+    # The rows of a fork before its first step are its parent's: not what it has reached.
+    curves = {
+        run: read_curves(
+            run.directory.metrics_file, names, start=run.parent.step if run.parent else 0
+        )
+        for run in runs
+    }
     for asked in metrics:
         if not any(name in found for name in candidates(asked) for found in curves.values()):
             metric_of(asked, [read_curves(runs[0].directory.metrics_file)])  # says what there is
@@ -208,6 +215,7 @@ def _cell(
         task=group.task,
         method=group.method,
         runs=[run.id for run in runs],
+        parents=list(dict.fromkeys(run.parent.id for run in runs if run.parent)),
         seeds=[run.seed for run in runs],
         curves=curves,
         final=float(finals.mean()),

@@ -37,11 +37,18 @@ class Curve:
         return float(self.values[place - 1]) if place else None
 
 
-def read_curves(metrics_file: Path, names: Collection[str] = ()) -> dict[str, Curve]:
-    """Metrics of a run, all if none is named. Of two rows of the same step the later one counts."""
+def read_curves(
+    metrics_file: Path, names: Collection[str] = (), *, start: int = 0
+) -> dict[str, Curve]:
+    """Metrics of a run from a step on, all if none is named.
+
+    Of two rows of the same step the later one counts.
+    """
     found: dict[str, dict[int, float]] = {}
     for row in iterate_metrics(metrics_file):
         step = row.pop(STEP)
+        if step < start:
+            continue
         for name in names or row:
             value = row.get(name)
             if isinstance(value, int | float) and math.isfinite(value):

@@ -5,6 +5,7 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -107,7 +108,7 @@ def _markdown(block: Block) -> str:
         case Code():
             return f"```\n{block.text}\n```"
         case Media():
-            return f"{'!' if _is_picture(block) else ''}[{block.title}]({block.file})"
+            return f"{'!' if _is_picture(block) else ''}[{block.title}]({quote(block.file)})"
 
 
 def markdown_table(grid: Grid) -> str:
@@ -157,7 +158,7 @@ def _html_cell(cell: Text) -> str:
 def _html_media(block: Media) -> str:
     title = html.escape(block.title)
     if block.data is None:
-        return f'<p><a href="{html.escape(block.file)}">{title}</a></p>'
+        return f'<p><a href="{html.escape(quote(block.file))}">{title}</a></p>'
     kind = KINDS[Path(block.file).suffix]
     source = f"data:{kind};base64,{b64encode(block.data).decode()}"
     if _is_picture(block):

@@ -36,6 +36,8 @@ LATEX = {
     "<": "\\textless{}",
     ">": "\\textgreater{}",
     "|": "\\textbar{}",
+    # A row that begins with one of these would be read as an argument of the line end before it.
+    **{sign: f"{{{sign}}}" for sign in "[*"},
     "±": "$\\pm$",
     "…": "\\ldots{}",
 }

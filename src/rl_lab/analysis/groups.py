@@ -8,9 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from rl_lab.analysis import query
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.orchestration.config import ABSENT, leaves
 from rl_lab.records.config_file import experiment_of, read_config
+from rl_lab.records.index import Index, row_of
 from rl_lab.records.run_directory import RunDirectory, find_run, list_runs
 
 KEYS = {
@@ -28,6 +30,14 @@ OWN = (
 EXPERIMENT = re.compile("[0-9a-f]{12}")
 FEW_SEEDS = 3
 SHOWN = 4  # differences in a label, runs or values in a line
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The run, by its id, that another one was forked from, and at which step."""
+
+    id: str
+    step: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +68,14 @@ class Run:
         """The name of its algorithm, or the class of one without a name."""
         return str(self.config.get("algorithm.name") or self.config.get("algorithm._target_"))
 
+    @property
+    def parent(self) -> Parent | None:
+        """What it was forked from: its metrics up to there are copies."""
+        said = self.summary.get("parent")
+        if not isinstance(said, Mapping) or not {"id", "step"} <= set(said):
+            return None
+        return Parent(said["id"], said["step"])
+
 
 @dataclass(frozen=True, eq=False)
 class Group:
@@ -81,10 +99,12 @@ def load_run(directory: RunDirectory) -> Run:
     return Run(directory, dict(leaves(tree)), directory.read_summary())
 
 
-def select_runs(references: Sequence[str], root: Path) -> list[Run]:
+def select_runs(
+    references: Sequence[str], root: Path, filters: Sequence[query.Filter] = ()
+) -> list[Run]:
     """The runs that references, patterns such as `CartPole-*` or ids of experiments name.
 
-    Each is there once. No reference at all means every run.
+    Each is there once. No reference at all means every run. Of these, all filters must hold.
     """
     every = list_runs(root) if not references or any(map(_is_pattern, references)) else []
     found: dict[Path, RunDirectory] = {}
@@ -94,7 +114,27 @@ def select_runs(references: Sequence[str], root: Path) -> list[Run]:
     chosen = list(found.values()) if references else every
     if not chosen:
         raise UserError(f"there are no runs in {root}")
-    return [load_run(directory) for directory in chosen]
+    return [load_run(directory) for directory in _fulfilling(filters, chosen, root)]
+
+
+def _fulfilling(
+    filters: Sequence[query.Filter], chosen: Sequence[RunDirectory], root: Path
+) -> Sequence[RunDirectory]:
+    if not filters:
+        return chosen
+    rows = {root / row["path"]: row for row in Index(root).rows() if row["path"]}
+    own = [rows.get(run.path) or row_of(run, root) for run in chosen]  # or a run elsewhere
+    for each in filters:
+        query.check_key(each.key, own)
+    found = [
+        run
+        for run, row in zip(chosen, own, strict=True)
+        if all(query.holds(each, row) for each in filters)
+    ]
+    if not found:
+        words = " and ".join(f"{each.key}{each.operator}{each.value}" for each in filters)
+        raise UserError(f"none of the {len(chosen)} runs fulfils {words}")
+    return found
 
 
 def _named(reference: str, root: Path, every: Sequence[RunDirectory]) -> list[RunDirectory]:
@@ -131,13 +171,15 @@ def group_runs(runs: Sequence[Run], keys: Sequence[str] = ()) -> list[Group]:
     """Runs by environment and the values of the keys (`algorithm`, or any dotted config key).
 
     Without keys, the runs of a group differ in their seed only, and a group's name says what
-    makes it different from others of the same algorithm.
+    makes it different from others of the same algorithm. Forks are a group of their own.
     """
     paths = [_path(key, runs) for key in keys]
     special = {} if keys else _special_paths(runs)
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         label = _label(run, paths or [KEYS["algorithm"], *special[run.task, run.algorithm]])
+        if run.parent and not keys:
+            label += f" forked at {run.parent.step:,}"
         groups.setdefault((run.task, label), []).append(run)
     return [Group(task, method, members) for (task, method), members in groups.items()]
 
@@ -196,6 +238,9 @@ def doubts(group: Group) -> list[str]:
     if repeated:
         shown = ", ".join(map(str, repeated[:SHOWN]))
         lines.append(f"{group.title}: seed {shown} was run more than once; each run counts")
+    if related := _related(group):
+        shown = ", ".join(related[:SHOWN]) + (", …" if len(related) > SHOWN else "")
+        lines.append(f"{group.title}: {shown}; what was learnt by then is counted more than once")
     lines += [
         f"{group.title}: configs differ in more than the seed: {path} is {_values(values)}"
         for path, values in differences(group.runs).items()
@@ -207,6 +252,17 @@ def doubts(group: Group) -> list[str]:
         if run.summary.get("status") != "finished"
     ]
     return lines
+
+
+def _related(group: Group) -> list[str]:
+    """Forks of a run that is here too, or that another one here was forked from."""
+    ids = {run.id for run in group.runs}
+    times = Counter(run.parent.id for run in group.runs if run.parent)
+    return [
+        f"{run.id} is a fork of {run.parent.id}"
+        for run in group.runs
+        if run.parent and (run.parent.id in ids or times[run.parent.id] > 1)
+    ]
 
 
 def _values(values: Mapping[str, Any]) -> str:

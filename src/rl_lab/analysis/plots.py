@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from io import BytesIO
+from textwrap import fill
 from typing import Any
 
 import numpy as np
 
 from rl_lab.analysis.compare import Cell, Comparison, Table, normalised
-from rl_lab.analysis.curves import Curve, align, middle_and_band
+from rl_lab.analysis.curves import Curve, Steps, align, middle_and_band
 from rl_lab.analysis.statistics import performance_profile, profile_band
 from rl_lab.core.errors import UserError
 
@@ -15,6 +16,8 @@ WIDTH, HEIGHT = 5.0, 3.6  # inches of one panel
 COLUMNS = 3
 THRESHOLDS = 101  # of a profile
 PROFILE_SAMPLES = 500
+PARENTS = 2  # of forks, named in a legend
+LEGEND = 40  # characters in a line of it: it stays within its panel
 
 
 def draw_comparison(comparison: Comparison) -> bytes:
@@ -38,7 +41,9 @@ def draw_curves(curves: Mapping[str, Mapping[str, Curve]]) -> bytes:
     figure, axes = _panels(len(curves))
     for place, (title, lines) in zip(axes, curves.items(), strict=False):
         for name, curve in lines.items():
-            place.plot(curve.steps, curve.values, label=name, linewidth=1.5, marker=_marker(curve))
+            place.plot(
+                curve.steps, curve.values, label=name, linewidth=1.5, marker=_marker(curve.steps)
+            )
         place.set(title=title, xlabel="environment steps")
         _finish(place)
     return _png(figure)
@@ -54,11 +59,21 @@ def _draw_task(place: Any, table: Table, task: str, colours: Mapping[str, str]) 
 
 def _draw_cell(place: Any, cell: Cell, colour: str) -> None:
     steps, rows = align(cell.curves)
-    seeds = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
     middle, band = middle_and_band(rows)
-    place.plot(steps, middle, color=colour, linewidth=1.5, label=f"{cell.method} ({seeds})")
+    style = {"color": colour, "linewidth": 1.5, "marker": _marker(steps)}
+    place.plot(steps, middle, label=fill(legend(cell), LEGEND), **style)
     if band is not None:
         place.fill_between(steps, *band, color=colour, alpha=0.2, linewidth=0)
+
+
+def legend(cell: Cell) -> str:
+    """The method, how many runs, and whose children they are."""
+    count = len(cell.runs)
+    label = f"{cell.method} ({'1 run' if count == 1 else f'{count} runs'}"
+    if cell.parents:
+        more = ", …" if len(cell.parents) > PARENTS else ""
+        label += f" from {', '.join(cell.parents[:PARENTS])}{more}"
+    return f"{label})"
 
 
 def _draw_profiles(place: Any, comparison: Comparison, colours: Mapping[str, str]) -> None:
@@ -68,7 +83,9 @@ def _draw_profiles(place: Any, comparison: Comparison, colours: Mapping[str, str
     for method, tasks in scores.items():
         own = list(tasks.values())
         shares = performance_profile(own, thresholds)
-        place.step(thresholds, shares, where="post", color=colours[method], label=method)
+        place.step(
+            thresholds, shares, where="post", color=colours[method], label=fill(method, LEGEND)
+        )
         band = profile_band(own, thresholds, samples=PROFILE_SAMPLES)
         if band is not None:
             place.fill_between(
@@ -79,8 +96,8 @@ def _draw_profiles(place: Any, comparison: Comparison, colours: Mapping[str, str
     _finish(place)
 
 
-def _marker(curve: Curve) -> str:
-    return "o" if len(curve.steps) == 1 else ""  # one value is no line
+def _marker(steps: Steps) -> str:
+    return "o" if len(steps) == 1 else ""  # one value is no line
 
 
 def _panels(count: int) -> tuple[Any, Sequence[Any]]:

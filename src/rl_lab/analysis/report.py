@@ -36,7 +36,9 @@ from rl_lab.records.sinks import Sink
 
 NAME = "report"
 PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
-EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only named
+EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only linked to
+EMBEDDED_TOTAL = 25_000_000  # of all films: the page can still be sent by mail
+NO_PLOTS = "No plots: matplotlib is not installed (pip install 'rl-lab[plots]')."
 SHOWN_ALERTS = 50
 SPARKS = 40  # blocks of a curve in text
 NORMAL_95 = 1.96  # standard errors of a 95 % interval
@@ -118,9 +120,11 @@ def _drawn(curves: Mapping[str, Curve]) -> bytes | None:
 
 
 def _pictured(picture: bytes | None) -> list[Block]:
-    if picture is None:
-        return []
-    return [Heading("Curves"), Media("curves", f"{NAME}.png", picture)]
+    if picture is not None:
+        return [Heading("Curves"), Media("curves", f"{NAME}.png", picture)]
+    if find_spec("matplotlib") is None:
+        return [Heading("Curves"), Paragraph(NO_PLOTS)]
+    return []
 
 
 def _drawn_comparison(found: Comparison) -> bytes | None:
@@ -149,6 +153,7 @@ def _what(run: Run) -> list[Block]:
         "episodes": summary.get("episodes"),
         "parameters": None if parameters is None else f"{parameters:,}",
         "wall time": format_duration(summary.get("wall_time") or 0.0),
+        "fork of": run.parent and f"{run.parent.id} at step {run.parent.step:,}",
         "resumed": f"{summary.get('resumes') or 0} times, {exact} ({level})",
     }
     rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
@@ -194,18 +199,16 @@ def _best(run: Run) -> str:
 
 
 def _videos(folder: Path) -> list[Block]:
-    files = sorted(file for file in folder.glob("videos/**/*") if file.suffix in KINDS)
-    if not files:
-        return []
-    films = [
-        Media(
-            file.stem,
-            file.relative_to(folder).as_posix(),
-            file.read_bytes() if file.stat().st_size <= EMBEDDED_BYTES else None,
-        )
-        for file in files
-    ]
-    return [Heading("Videos"), *films]
+    """Links to the films, in the order of their names; the last ones are in the page itself."""
+    films: list[Block] = []
+    left = EMBEDDED_TOTAL
+    for file in sorted(folder.glob("videos/**/*"), reverse=True):
+        if file.suffix in KINDS:
+            size = file.stat().st_size
+            data = file.read_bytes() if size <= min(EMBEDDED_BYTES, left) else None
+            left -= len(data or b"")
+            films.append(Media(file.stem, file.relative_to(folder).as_posix(), data))
+    return [Heading("Videos"), *reversed(films)] if films else []
 
 
 def _settings(run: Run) -> list[Block]:

@@ -27,6 +27,13 @@ from rl_lab.records.sinks import Sink, Sinks
 from rl_lab.records.source import code_change, read_provenance
 
 SHORT = 20_000  # environment steps that are run again as a whole
+RESUMED_E3 = (
+    "its environment cannot be saved (E3), and it was resumed: nothing is promised from there on"
+)
+NEVER_RESUMED_E3 = (
+    "its environment cannot be saved (E3): what is inside of it was not compared, and after a "
+    "resume it would not be the same run"
+)
 
 Watch = Callable[[int, int], object]  # (step, last step)
 Tell = Callable[[str], object]
@@ -336,6 +343,6 @@ def _reasons(record: _Record, run: Orchestrator) -> list[str]:
         manifest = record.store.load(record.checkpoints[0], rows=False)[1]
         if changed := changed_numerics(run, manifest):
             found.append(f"another machine or other versions: {', '.join(changed)}")
-    if run.environment.snapshot_level == "E3" and record.summary.get("resumes"):
-        found.append("it was resumed, and its environment cannot be saved (E3)")
+    if run.environment.snapshot_level == "E3":
+        found.append(RESUMED_E3 if record.summary.get("resumes") else NEVER_RESUMED_E3)
     return found

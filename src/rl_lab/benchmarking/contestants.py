@@ -154,7 +154,8 @@ def our_command(job: Job) -> list[str]:
         "evaluation.patience": IN_A_ROW,
         "evaluation.test_episodes": 0,  # what comes after the training
         "logging.every_steps": 0,
-        "logging.tensorboard": False,  # nobody else writes events
+        "logging.tensorboard": False,  # nobody else writes events or reports
+        "logging.report": False,
     }
     return ["train", *(as_override(path, value) for path, value in settings.items())]
 

@@ -7,7 +7,7 @@ newest row.
 
 import numpy as np
 
-from rl_lab.buffers.storage import Ring
+from rl_lab.buffers.storage import Steps
 from rl_lab.core.batch import Array
 
 OPEN = -1  # the episode of this row goes on
@@ -16,7 +16,7 @@ OPEN = -1  # the episode of this row goes on
 class Episodes:
     """The vector steps in which the episode of each transition begins and ends."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Steps) -> None:
         self.ring = ring
         self.begin = np.zeros(ring.capacity, np.int64)
         self.end = np.zeros(ring.capacity, np.int64)
@@ -39,7 +39,7 @@ class Episodes:
         steps = np.arange(first, ring.total)[:, None]
         number = steps * ring.num_envs + np.arange(ring.num_envs)  # [T, N]
         place = number % ring.capacity
-        cut = ring.final[place] != 0
+        cut = ring.is_cut(number)
 
         starts = np.ones_like(cut)
         starts[1:] = cut[:-1]

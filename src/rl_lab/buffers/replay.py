@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.buffers.ram import require_room
-from rl_lab.buffers.storage import Ring, needed_bytes
+from rl_lab.buffers.storage import Ring, Steps, needed_bytes
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -64,7 +64,11 @@ class UniformReplay:
             )
         require_room(self.needed_bytes, rows, setup.num_envs, setup.others)
         self.bytes_needed = self.needed_bytes(rows)
-        self.ring = Ring(setup.spec, rows, setup.num_envs)
+        self.ring = self.make_ring(rows)
+
+    def make_ring(self, rows: int) -> Steps:
+        """Where so many vector steps are kept."""
+        return Ring(self.setup.spec, rows, self.setup.num_envs)
 
     def needed_bytes(self, rows: int) -> int:
         """RAM that so many vector steps take in the end."""
@@ -110,7 +114,7 @@ class UniformReplay:
 
     def draw(self, count: int) -> Array:
         """Numbers of random transitions, with replacement."""
-        assert self.ready(), "ask ready() first"
+        assert len(self) > 0, "ask ready() first"
         oldest = self.ring.oldest * self.ring.num_envs
         return oldest + self.setup.rng.integers(len(self), size=count)
 
@@ -167,12 +171,11 @@ class UniformReplay:
 
     def as_tensors(self, batch: Batch, lead: tuple[int, ...]) -> Batch:
         """Arrays [B, …] as tensors [*lead, …] on the device."""
+        return map_leaves(lambda rows: self.as_tensor(rows.reshape(*lead, *rows.shape[1:])), batch)
 
-        def tensor(rows: Array) -> Tensor:
-            shaped = rows.reshape(*lead, *rows.shape[1:])
-            return torch.from_numpy(shaped).to(self.setup.device)
-
-        return map_leaves(tensor, batch)
+    def as_tensor(self, rows: Array) -> Tensor:
+        """An array as a tensor on the device."""
+        return torch.from_numpy(rows).to(self.setup.device)
 
     def state_dict(self) -> dict[str, Any]:
         """The rows, most of them as sealed chunks. The random stream is saved with the run's."""

@@ -9,6 +9,7 @@ The newest row has no follower yet; its `next_obs` is `head`.
 Rows before the newest one never change until they are overwritten. So a checkpoint seals them once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,22 +76,16 @@ def first_room(capacity: int, num_envs: int) -> int:
     return min(max(num_envs, capacity // FINALS_SHARE), capacity)
 
 
-class Ring:
-    """The newest `rows` vector steps of N environments, in arrays that are made once."""
+class Steps(ABC):
+    """The newest `rows` vector steps of N environments, wherever they are kept."""
+
+    total: int  # vector steps ever added
+    head: Columns  # what the newest row led to
 
     def __init__(self, spec: EnvSpec, rows: int, num_envs: int) -> None:
         self.rows, self.num_envs = rows, num_envs
         self.capacity = rows * num_envs
-        self.total = 0  # vector steps ever added
         self.frame_names = list(frame_layout(spec))
-        # zeros, not empty: a page is taken from the machine when it is first written
-        self.columns = _zeros(layout(spec), self.capacity)
-        self.final = np.zeros(self.capacity, np.int64)  # which final frame; 0: the follower's obs
-        self.finals = _zeros(frame_layout(spec), first_room(self.capacity, num_envs))
-        self.first_final = self.next_final = 1  # they are numbered in the order of their rows
-        self.head = _zeros(frame_layout(spec), num_envs)
-        self.chunks: list[Chunk] = []  # sealed rows that are in files
-        self.final_chunks: list[Chunk] = []
 
     @property
     def oldest(self) -> int:
@@ -104,6 +99,73 @@ class Ring:
 
     def __len__(self) -> int:
         return (self.total - self.oldest) * self.num_envs
+
+    @abstractmethod
+    def add(self, trajectory: Batch) -> None:
+        """Take a trajectory [T, N, …]."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Nothing will be added any more: what the newest row led to is final."""
+
+    @abstractmethod
+    def take(self, name: str, number: Array) -> Array:
+        """A column at these transitions."""
+
+    @abstractmethod
+    def final_frame(self, name: str, number: Array) -> Array:
+        """The frames that transitions with a cut after them ended in."""
+
+    @abstractmethod
+    def is_cut(self, number: Array) -> Array:
+        """True where a transition has a final frame of its own; not known yet for the newest."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that is needed to have the same rows again."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The same rows at the same places."""
+
+    def next_frame(self, name: str, number: Array) -> Array:
+        """Where these transitions really ended, for one column of the observation."""
+        frames = self.take(name, number + self.num_envs)
+        own = np.flatnonzero(self.is_cut(number))
+        frames[own] = self.final_frame(name, number[own])
+        newest = np.flatnonzero(number >= self.newest)
+        frames[newest] = self.head[name][number[newest] % self.num_envs]
+        return frames
+
+    def is_last(self, number: Array) -> Array:
+        """True where nothing follows: the episode ended, was cut off, or this is the newest row."""
+        return self.is_cut(number) | (number >= self.newest)
+
+    def window(self, number: Array, length: int) -> tuple[Array, Array]:
+        """Up to `length` steps of one episode from each transition on.
+
+        Their numbers [B, length], and how many of them are real.
+        """
+        every = number[:, None] + self.num_envs * np.arange(length)
+        last = self.is_last(every)
+        last[:, -1] = True
+        return every, last.argmax(1) + 1
+
+
+class Ring(Steps):
+    """Vector steps in arrays that are made once."""
+
+    def __init__(self, spec: EnvSpec, rows: int, num_envs: int) -> None:
+        super().__init__(spec, rows, num_envs)
+        self.total = 0
+        # zeros, not empty: a page is taken from the machine when it is first written
+        self.columns = _zeros(layout(spec), self.capacity)
+        self.final = np.zeros(self.capacity, np.int64)  # which final frame; 0: the follower's obs
+        self.finals = _zeros(frame_layout(spec), first_room(self.capacity, num_envs))
+        self.first_final = self.next_final = 1  # they are numbered in the order of their rows
+        self.head = _zeros(frame_layout(spec), num_envs)
+        self.chunks: list[Chunk] = []  # sealed rows that are in files
+        self.final_chunks: list[Chunk] = []
 
     # ------------------------------------------------------------ writing
 
@@ -134,6 +196,11 @@ class Ring:
             self._keep_finals(numbers, {name: after[name][skipped:-1][cut] for name in after})
         for name, frames in self.head.items():
             frames[:] = after[name][-1]
+
+    def end(self) -> None:
+        """Nothing will be added any more: what the newest row led to is final."""
+        if self.total:
+            self._keep_finals(self.newest + np.arange(self.num_envs), self.head)
 
     def _close(self, reset: Array, frames: Columns) -> None:
         """The newest row gets a follower: is it the next step of the same episode?
@@ -193,30 +260,14 @@ class Ring:
         """A column at these transitions."""
         return self.columns[name].take(number % self.capacity, axis=0)
 
-    def next_frame(self, name: str, number: Array) -> Array:
-        """Where these transitions really ended, for one column of the observation."""
-        frames = self.take(name, number + self.num_envs)
-        final = self.final.take(number % self.capacity)
-        own = np.flatnonzero(final)
+    def final_frame(self, name: str, number: Array) -> Array:
+        """The frames that transitions with a cut after them ended in."""
         pool = self.finals[name]
-        frames[own] = pool[final[own] % len(pool)]
-        newest = np.flatnonzero(number >= self.newest)
-        frames[newest] = self.head[name][number[newest] % self.num_envs]
-        return frames
+        return pool.take(self.final.take(number % self.capacity) % len(pool), axis=0)
 
-    def is_last(self, number: Array) -> Array:
-        """True where nothing follows: the episode ended, was cut off, or this is the newest row."""
-        return (self.final.take(number % self.capacity) != 0) | (number >= self.newest)
-
-    def window(self, number: Array, length: int) -> tuple[Array, Array]:
-        """Up to `length` steps of one episode from each transition on.
-
-        Their numbers [B, length], and how many of them are real.
-        """
-        every = number[:, None] + self.num_envs * np.arange(length)
-        last = self.is_last(every)
-        last[:, -1] = True
-        return every, last.argmax(1) + 1
+    def is_cut(self, number: Array) -> Array:
+        """True where a transition has a final frame of its own; not known yet for the newest."""
+        return self.final.take(number % self.capacity) != 0
 
     # ------------------------------------------------------------ checkpoints
 

@@ -20,6 +20,7 @@ TINY: dict[str, Any] = {
     "evaluation.test_episodes": 0,
     "logging.every_steps": 1,
     "logging.tensorboard": False,
+    "logging.report": False,
     "compute.compile": "off",
 }
 

@@ -26,19 +26,24 @@ class Request:
     metrics: str = "reward"
     at: str = ""
     scales: Sequence[str] = ()
+    filters: Sequence[str] = ()
 
     def comparison(self, display: "Display") -> "Comparison":
         """Read the runs and compare them."""
         from rl_lab.analysis.compare import compare
         from rl_lab.analysis.groups import select_runs
+        from rl_lab.analysis.query import parse_filter
 
-        if not self.runs and not self.group:
-            raise UserError("name runs (ids, folders, 'CartPole-*'), or --group for all of them")
+        if not self.runs and not self.group and not self.filters:
+            raise UserError(
+                "name runs (ids, folders, 'CartPole-*'), choose them with --filter, or take all of "
+                "them with --group"
+            )
         metrics = listed(self.metrics)
         if not metrics:
             raise UserError("--metrics needs at least one name, such as reward")
         return compare(
-            select_runs(self.runs, self.runs_dir),
+            select_runs(self.runs, self.runs_dir, [parse_filter(word) for word in self.filters]),
             keys=listed(self.group),
             metrics=metrics,
             at=[_step(text) for text in listed(self.at)],

@@ -13,6 +13,14 @@ Runs = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN...", help="runs: @last, ids, folders, or 'CartPole-*'"),
 ]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="KEY=VALUE",
+        help="only such runs, as in `list`: algorithm=ppo, 'reward>400', tag=paper",
+    ),
+]
 Group = Annotated[
     str,
     typer.Option(
@@ -31,6 +39,7 @@ Scale = Annotated[
 @app.command(context_settings=SETTINGS)
 def compare(
     runs: Runs = None,
+    filters: Filters = None,
     group: Group = "",
     metrics: Metrics = "reward",
     at: At = "",
@@ -51,6 +60,7 @@ def compare(
         metrics=metrics,
         at=at,
         scales=scale or [],
+        filters=filters or [],
     )
     return compare.run(request, plot=plot, as_json=as_json)
 
@@ -64,6 +74,7 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="instead of printing it")
     ] = None,
+    filters: Filters = None,
     group: Group = "",
     metrics: Metrics = "reward",
     at: At = "",
@@ -80,6 +91,7 @@ def export(
         metrics=metrics,
         at=at,
         scales=scale or [],
+        filters=filters or [],
     )
     return export.run(request, format=format, output=output)
 
@@ -87,6 +99,7 @@ def export(
 @app.command(context_settings=SETTINGS)
 def report(
     runs: Runs = None,
+    filters: Filters = None,
     group: Group = "",
     output: Annotated[
         Path | None,
@@ -101,7 +114,8 @@ def report(
     from rl_lab.cli import report
 
     return report.run(
-        runs or ([] if group else ["@last"]),
+        runs or ([] if group or filters else ["@last"]),
+        filters=filters or [],
         group=group,
         output=output,
         runs_dir=runs_dir,

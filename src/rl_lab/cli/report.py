@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from zlib import crc32
 
 from rl_lab.cli.compare import listed
 from rl_lab.cli.printing import say, say_json
@@ -9,22 +10,28 @@ from rl_lab.core.errors import UserError
 
 
 def run(
-    references: Sequence[str], *, group: str, output: Path | None, runs_dir: Path, as_json: bool
+    references: Sequence[str],
+    *,
+    filters: Sequence[str],
+    group: str,
+    output: Path | None,
+    runs_dir: Path,
+    as_json: bool,
 ) -> int:
     """Write the report; one run has it in its folder."""
     from rl_lab.analysis.groups import select_runs
+    from rl_lab.analysis.query import parse_filter
     from rl_lab.analysis.report import write_group_report, write_report
-    from rl_lab.records.run_directory import folder_name
 
-    runs = select_runs(references, runs_dir)
+    runs = select_runs(references, runs_dir, [parse_filter(word) for word in filters])
     try:
         if len(runs) == 1 and not group:
             if output is not None:
                 raise UserError("--output is for several runs: one has its report in its folder")
             files = write_report(runs[0].directory)
         else:
-            name = folder_name("-".join([*references, *listed(group)]))
-            files = write_group_report(runs, output or runs_dir / "reports" / name, listed(group))
+            folder = output or runs_dir / "reports" / _name(references, filters, group)
+            files = write_group_report(runs, folder, listed(group))
     except OSError as error:
         raise UserError(f"cannot write the report: {error.strerror}: {error.filename}") from error
     if as_json:
@@ -33,3 +40,11 @@ def run(
     for file in files:
         say(str(file))
     return 0
+
+
+def _name(references: Sequence[str], filters: Sequence[str], group: str) -> str:
+    """A folder's name; with filters it has a number: `best<9` and `best>9` would look the same."""
+    from rl_lab.records.run_directory import folder_name
+
+    name = folder_name("-".join([*references, *filters, *listed(group)]))
+    return f"{name}-{crc32(' '.join(filters).encode()):08x}" if filters else name

@@ -20,6 +20,7 @@ SHORT: dict[str, Any] = {  # whatever the preset is, it ends soon and touches no
     "evaluation.test_episodes": 1,
     "compute.compile": "off",
     "logging.tensorboard": False,
+    "logging.report": False,
     "logging.wandb.enabled": False,
 }
 

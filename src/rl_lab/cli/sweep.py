@@ -14,7 +14,9 @@ SHOWN = 20  # trials of a dry run, or of the table at the end
 
 @app.command(context_settings=SETTINGS)
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="SWEEP.yaml", help="what to try; docs/sweeps.md")],
+    file: Annotated[
+        Path, typer.Argument(metavar="SWEEP", help="a file, or the name of a shipped one")
+    ],
     base: Annotated[
         str | None,
         typer.Option(metavar="SPEC", help="the experiment, if the file does not name it"),
@@ -55,16 +57,15 @@ def _preview(asked: Any, as_json: bool) -> int:
     from itertools import islice
 
     from rl_lab.cli.printing import say, say_json
-    from rl_lab.tuning.driver import check, show
+    from rl_lab.tuning.driver import check, show, trial_count
     from rl_lab.tuning.tuner import Tuner
 
     check(asked)
+    count = trial_count(asked)
     if asked.method == "grid":
         points = [asked.space.complete(each) for each in asked.space.points()]
-        points = points[: asked.trials] if asked.trials else points
-        count = len(points)
+        points = points[:count]
     else:
-        count = asked.trials
         tuner = Tuner(asked.space, method="random", seed=asked.seed)
         drawn = (tuner.suggest() for _ in range(min(count, SHOWN)))
         points = [each.settings for each in drawn if each is not None]
@@ -84,10 +85,16 @@ def _preview(asked: Any, as_json: bool) -> int:
 
 def _run(asked: Any, runs_dir: Path, as_json: bool) -> int:
     from rl_lab.cli.printing import say, say_json, table, warn
+    from rl_lab.records.live_table import LiveTable
     from rl_lab.tuning.driver import run_sweep, show, sweep_folder
+    from rl_lab.tuning.progress import Watcher
     from rl_lab.tuning.report import write_report
 
-    driver, complete = run_sweep(asked, runs_dir, warn if as_json else say)
+    with LiveTable() as live:
+        if live.can_draw and not as_json:
+            driver, complete = run_sweep(asked, runs_dir, live.say, Watcher(live))
+        else:
+            driver, complete = run_sweep(asked, runs_dir, warn if as_json else say)
     folder = sweep_folder(asked, runs_dir)
     facts = write_report(asked, driver.tuner, folder) | {"complete": complete}
     if as_json:

@@ -86,6 +86,7 @@ def run(request: Request, *, quiet: bool, as_json: bool) -> int:
     """Train, print, and return the exit code."""
     from rl_lab.orchestration import session
     from rl_lab.records.display import load_display
+    from rl_lab.tuning.wandb_sweep import agent_words
 
     silent = quiet or as_json
     view = _quiet_view if silent else _terminal_view
@@ -94,6 +95,7 @@ def run(request: Request, *, quiet: bool, as_json: bool) -> int:
     if reference := _resumed(request):
         outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
+    request.words = [*request.words, *agent_words(os.environ)]
     if request.fork is not None:
         outcomes = _forks(request, view, silent)
         return _finish(request, outcomes, quiet=quiet, as_json=as_json)
@@ -209,6 +211,8 @@ def _result(outcome: Any) -> str:
         total = summary["total_timesteps"]
         lines.append(f"{summary['status']} at step {summary['env_steps']:,} of {total:,}")
     lines.append(f"run: {outcome.run.path}")
+    if (page := outcome.run.path / "report.html").exists():
+        lines.append(f"report: {page}")
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """The only `env.step` in training: preallocated `[T, N]` storage, every row a real transition."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -159,9 +160,9 @@ class RolloutCollector:
         numbers = self.episodes.metrics() | self.measures.metrics()
         return {f"collect/{key}": value for key, value in numbers.items()}
 
-    def restart(self) -> None:
-        """Begin new episodes everywhere: the environments could not be put back where they were."""
-        self.obs = self.env.reset()
+    def restart(self, seeds: Sequence[int] | None = None) -> None:
+        """Begin new episodes everywhere; the open ones are forgotten."""
+        self.obs = self.env.reset(seeds)
         self.is_first = np.ones(self.env.num_envs, dtype=np.bool_)
         self.memory = None
         self.episodes.drop_open()

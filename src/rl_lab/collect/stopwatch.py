@@ -1,6 +1,7 @@
 """How long a policy takes to decide: measured on a few of the real decisions of a run."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,9 +58,9 @@ class TimedCollector:
         timed = self.stopwatch.timed(act)
         return self.inner.collect(timed, steps=steps, state=state, policy=policy)
 
-    def restart(self) -> None:
+    def restart(self, seeds: Sequence[int] | None = None) -> None:
         """As the inner collector does it."""
-        self.inner.restart()
+        self.inner.restart(seeds)
 
     def state_dict(self) -> dict[str, Any]:
         """Of the inner collector."""

@@ -23,7 +23,11 @@ NEXT_OBS = "next_obs"  # where the step really ended, never a reset frame
 LOG_PROB = "log_prob"  # of ACTION under the policy that acted
 STATE = "state"  # memory state before the first row, [N, ...] leaves
 RESET = "reset"  # True where OBS is the first frame of an episode
+PREVIOUS_ACTION = "previous_action"  # sequences of frames: what led to OBS; zeros at a RESET
 STEPS = "steps"  # n-step replay: how many rewards are in the window [..., n] of REWARD
+LATENT = "latent"  # sequences: a stored state after the first frame, [..., D]; zeros: not known
+BURN_IN = "burn_in"  # sequences of episodes: rows that only warm a memory up
+MASK = "mask"  # whole episodes: False after the end
 INDEX = "index"  # prioritized replay: where a row lies in its buffer
 WEIGHT = "weight"  # prioritized replay: how much a row's loss counts
 

@@ -27,19 +27,23 @@ from rl_lab.core.tree import first_leaf
 # (module, *tensors) -> (scalar loss, named 0-d tensors)
 Loss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # gradient, loss, metrics
+_SMALLEST_NORM = 1e-3  # of a tensor, for `agc`: those that begin as zero must be able to move
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """Adam and its relatives; the learning rate belongs to the algorithm."""
 
-    name: Literal["adam", "adamw", "rmsprop", "sgd"] = option(
-        "adam", "adamw is adam with decoupled weight decay"
+    name: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = option(
+        "adam", "adamw has decoupled weight decay; laprop averages gradients after scaling them"
     )
     beta1: float = option(0.9, "decay of the first moment; the momentum of sgd; not in rmsprop")
     beta2: float = option(0.999, "decay of the second moment; not in sgd")
     eps: float = option(1e-5, "added to the root of the second moment; not in sgd")
     weight_decay: float = option(0.0, "pull of the weights towards zero")
+    agc: float = option(
+        0.0, "largest norm of a tensor's gradient, as a share of the tensor's own norm; 0: any"
+    )
     accumulate: int = option(
         1, "pieces of a batch whose gradients are averaged before a step: less memory, same step"
     )
@@ -49,8 +53,8 @@ class OptimizerConfig:
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name):g}")
-        if self.eps <= 0 or self.weight_decay < 0:
-            raise ValueError("eps must be positive, and weight_decay 0 or more")
+        if self.eps <= 0 or self.weight_decay < 0 or self.agc < 0:
+            raise ValueError("eps must be positive, weight_decay and agc 0 or more")
         if self.accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
 
@@ -103,6 +107,10 @@ def adam(
         second = torch.lerp(second, gradient.square(), 1 - config.beta2)
         if config.name == "rmsprop":
             step = learning_rate * gradient / (second.sqrt() + config.eps)
+        elif config.name == "laprop":
+            scaled = gradient / ((second / (1 - config.beta2**updates)).sqrt() + config.eps)
+            first = torch.lerp(first, scaled, 1 - config.beta1)
+            step = learning_rate / (1 - config.beta1**updates) * first
         else:
             first = torch.lerp(first, gradient, 1 - config.beta1)
             denominator = (second / (1 - config.beta2**updates)).sqrt() + config.eps
@@ -414,6 +422,8 @@ class FlatOptimizer:
     ) -> tuple[AdamState, Metrics]:
         """The step itself. The fused kernel knows one learning rate only, and Adam only."""
         gradient, loss, metrics = found
+        if self.config.agc:
+            gradient = self._clipped_by_tensor(gradient, state.flat)
         fused = not pure and not rate.dim() and self.config.name in ("adam", "adamw")
         step = adam_in_place if fused else adam
         new, norm = step(
@@ -421,6 +431,15 @@ class FlatOptimizer:
         )
         metrics = {name: value.detach() for name, value in metrics.items()}
         return new, {**metrics, "loss": loss, "grad_norm": norm, "gradient": gradient}
+
+    def _clipped_by_tensor(self, gradient: Tensor, flat: Tensor) -> Tensor:
+        """Adaptive clipping (Brock et al. 2021), by whole tensors as in Dreamer v3."""
+        parts, weights = gradient.split(self.sizes), flat.split(self.sizes)
+        norms = torch.stack([torch.linalg.vector_norm(each) for each in parts])
+        limits = torch.stack([torch.linalg.vector_norm(each) for each in weights])
+        limits = self.config.agc * limits.clamp(min=_SMALLEST_NORM)
+        shares = (limits / norms.clamp(min=1e-6)).clamp(max=1.0)
+        return torch.cat([part * share for part, share in zip(parts, shares, strict=True)])
 
     def _rate_groups(self, patterns: Mapping[str, float]) -> Tensor | None:
         """For each scalar parameter, which learning rate it has: 0 the common one, i the i-th."""

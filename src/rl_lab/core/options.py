@@ -1,12 +1,15 @@
 """How a configuration field is declared: a default and a one-line description."""
 
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Any
+from dataclasses import field, fields, make_dataclass
+from typing import Any, get_type_hints
 
 
 def option(default: Any, help: str, **marks: Any) -> Any:
-    """A dataclass field with its description. Mutable defaults are copied per instance."""
+    """A dataclass field with its description. Mutable defaults are copied per instance.
+
+    `fixed=True` marks a number of an algorithm that is read once and cannot follow a schedule.
+    """
     metadata = {"help": help, **marks}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
@@ -31,3 +34,22 @@ def variants(kind: str, help: str, *, key: str = "type") -> Any:
     """Any number of named blocks, each of which chooses its own dataclass like a `variant`."""
     metadata = {"help": help, "variants": kind, "key": key}
     return field(default_factory=dict, metadata=metadata)
+
+
+def with_defaults(config: type, name: str, doc: str, /, **changed: Any) -> type[Any]:
+    """A configuration like another one, where some options have other defaults.
+
+    The class of a nested section may be another one, too.
+    """
+    hints, own = get_type_hints(config), {each.name: each for each in fields(config)}
+    declared: list[Any] = []
+    for key, value in changed.items():
+        marks = own[key].metadata
+        if isinstance(value, type):
+            declared.append((key, value, section(value, marks["help"])))
+        else:
+            declared.append((key, hints[key], option(value, **marks)))
+    made: type[Any] = make_dataclass(
+        name, declared, bases=(config,), namespace={"__doc__": doc}, frozen=True, kw_only=True
+    )
+    return made

@@ -38,7 +38,15 @@ class Bars:
     heights: Sequence[float]
 
 
-Layer = Contour | Lines | Points | Bars
+@dataclass(frozen=True, eq=False)
+class Film:
+    """Strips of images [T, C, H, W] in [0, 1], one below the other, with a label each."""
+
+    labels: Sequence[str]
+    strips: Sequence[Array]
+
+
+Layer = Contour | Lines | Points | Bars | Film
 
 
 @dataclass(frozen=True, eq=False)

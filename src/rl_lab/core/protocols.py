@@ -73,6 +73,24 @@ class Replay(Stateful, Protocol):
         """How surprising rows turned out to be (|TD error|); nothing where all rows are equal."""
 
 
+@runtime_checkable
+class Sequences(Stateful, Protocol):
+    """A buffer that remembers frames in their order and gives stretches of them."""
+
+    def ready(self, length: int = 1) -> bool:
+        """True once there is a window of so many frames."""
+
+    def sequences(self, batch_size: int, length: int, count: int = 1) -> Batch:
+        """Windows [count, length, batch_size, …] in arrival form: one row for every frame.
+
+        OBS is the frame, PREVIOUS_ACTION and REWARD are how it was reached, RESET is True at the
+        first frame of an episode, TERMINATED or TRUNCATED at the last one.
+        """
+
+    def newest(self, length: int) -> Batch | None:
+        """The newest window of one environment, [length, 1, …], if there is one. For looking."""
+
+
 @dataclass(frozen=True)
 class BufferSetup:
     """What a buffer is made for, beside its own configuration."""
@@ -133,8 +151,11 @@ class Collector(Stateful, Protocol):
         as a pure function, if there is one: the collector may use it instead.
         """
 
-    def restart(self) -> None:
-        """Begin new episodes everywhere, where an environment cannot be put back (level E3)."""
+    def restart(self, seeds: Sequence[int] | None = None) -> None:
+        """Begin new episodes everywhere, with new seeds if given.
+
+        For environments that cannot be put back (level E3), and for candidates that are compared.
+        """
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,13 @@
 """The DeepMind Control suite (Tassa et al. 2018, arXiv:1801.00690) as Gymnasium environments.
 
 `dm_control/cheetah-run` is the task `run` of the domain `cheetah`. Observations are the suite's
-state features, one after the other, as float32. The package is imported when one is made.
+state features, one after the other, as float32; or what a camera sees, with `from_pixels`. The
+package is imported when one is made.
 """
 
+import ctypes
+import ctypes.util
+import importlib
 import os
 import sys
 from typing import Any
@@ -16,6 +20,9 @@ from rl_lab.core.errors import UserError
 from rl_lab.envs.mujoco import invalid_state, route_messages
 
 NAMESPACE = "dm_control"
+_CAMERAS = {"quadruped": 2}  # the one behind it; elsewhere the first one is good
+_BACKENDS = ("egl", "osmesa")  # that need no display
+_DEVICES = 0x313F  # EGL_PLATFORM_DEVICE_EXT
 STEPS = 1000  # the time limit of every task but lqr, which has none
 TASKS = {
     "acrobot": ("swingup", "swingup_sparse"),
@@ -66,21 +73,39 @@ class SuiteEnv(gym.Env[Array, Array]):
         task: str,
         task_kwargs: dict[str, Any] | None = None,
         environment_kwargs: dict[str, Any] | None = None,
+        from_pixels: bool = False,
+        size: int = 64,
+        camera: int | None = None,
+        plain: bool = False,
     ) -> None:
+        """With `from_pixels`, what `camera` sees (the usual one if not given), `size` x `size`.
+
+        `plain` pictures have no shadows and no smoothed edges: much faster without a GPU.
+        """
         self.id = f"{NAMESPACE}/{domain}-{task}"
+        self.from_pixels, self.size = from_pixels, size
+        self.camera = _CAMERAS.get(domain, 0) if camera is None else camera
+        if from_pixels:
+            choose_renderer(self.id)
         # The task draws from this object for ever. Its seed here fixes what is random about a
         # model's construction; every seeded reset seeds it again.
         self.random = np.random.RandomState(0)
         self.seeded = False
         arguments = {**(task_kwargs or {}), "random": self.random}
         self.suite = _load(domain, task, arguments, environment_kwargs)
+        if plain:
+            quality = self.suite.physics.model.vis.quality
+            quality.shadowsize = quality.offsamples = 0
         actions = self.suite.action_spec()
         self.action_space = gym.spaces.Box(
             actions.minimum.astype(np.float32), actions.maximum.astype(np.float32)
         )
-        shapes = [spec.shape for spec in self.suite.observation_spec().values()]
-        size = int(sum(np.prod(shape) for shape in shapes))
-        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        if from_pixels:
+            self.observation_space = gym.spaces.Box(0, 255, (size, size, 3), np.uint8)
+        else:
+            shapes = [spec.shape for spec in self.suite.observation_spec().values()]
+            width = int(sum(np.prod(shape) for shape in shapes))
+            self.observation_space = gym.spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.steps = 0
 
     def reset(
@@ -92,7 +117,7 @@ class SuiteEnv(gym.Env[Array, Array]):
             self.random.seed(self.np_random.integers(0, 2**32, 8, dtype=np.uint32))
             self.seeded = True
         self.steps = 0
-        return _flat(self._advance(None).observation), {}
+        return self._seen(self._advance(None)), {}
 
     def step(self, action: Array) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """One control step."""
@@ -100,11 +125,17 @@ class SuiteEnv(gym.Env[Array, Array]):
         self.steps += 1
         terminated = bool(moment.last() and moment.discount == 0)
         truncated = bool(moment.last() and not terminated)
-        return _flat(moment.observation), float(moment.reward), terminated, truncated, {}
+        return self._seen(moment), float(moment.reward), terminated, truncated, {}
 
     def close(self) -> None:
         """Free the simulation."""
         self.suite.close()
+
+    def _seen(self, moment: Any) -> Array:
+        if not self.from_pixels:
+            return _flat(moment.observation)
+        pixels: Array = self.suite.physics.render(self.size, self.size, camera_id=self.camera)
+        return pixels
 
     def _advance(self, action: Array | None) -> Any:
         from dm_control.rl.control import PhysicsError
@@ -117,6 +148,55 @@ class SuiteEnv(gym.Env[Array, Array]):
             if "OpenGL" not in str(error):
                 raise
             raise UserError(f"'{self.id}' needs OpenGL: set MUJOCO_GL=egl or osmesa") from error
+
+
+def choose_renderer(id: str) -> None:
+    """Make the suite draw without a display: by EGL, or by OSMesa. A choice of the user stays.
+
+    The suite chooses when it is imported, so this comes first, or its choice is made again.
+    """
+    if "MUJOCO_GL" not in os.environ:
+        found = next((name for name in _BACKENDS if _is_usable(name)), None)
+        if found is None:
+            raise UserError(
+                f"'{id}' from pixels needs OpenGL without a display: "
+                "apt-get install libegl1 (EGL), or libosmesa6 (OSMesa)"
+            )
+        os.environ["MUJOCO_GL"] = found
+    chosen = os.environ["MUJOCO_GL"]
+    try:
+        render = importlib.import_module("dm_control._render")
+        if chosen != render.BACKEND:
+            importlib.reload(render)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise UserError(
+            f"'{id}' from pixels: MUJOCO_GL={chosen} does not work here ({error}); try another of "
+            f"{', '.join(_BACKENDS)}, or install its library"
+        ) from error
+
+
+def _is_usable(backend: str) -> bool:
+    """Looked at before the import: what fails there cannot be tried again in this process."""
+    if backend == "osmesa":
+        return ctypes.util.find_library("OSMesa") is not None
+    try:
+        egl = ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        return False
+    address = egl.eglGetProcAddress
+    address.restype = ctypes.c_void_p
+    devices, count = (ctypes.c_void_p * 16)(), ctypes.c_int(0)
+    signature = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    opening = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
+    query, display_of = address(b"eglQueryDevicesEXT"), address(b"eglGetPlatformDisplayEXT")
+    if not query or not display_of:
+        return False
+    signature(query)(16, ctypes.addressof(devices), ctypes.addressof(count))
+    for device in devices[: count.value]:
+        display = opening(display_of)(_DEVICES, device, None)
+        if display and egl.eglInitialize(ctypes.c_void_p(display), None, None):
+            return True
+    return False
 
 
 def _load(domain: str, task: str, arguments: Any, settings: Any) -> Any:

@@ -56,6 +56,7 @@ if COUNTER_ID not in gym.registry:
     for id, discrete in (("PointGoal-v0", False), ("PointGoalDiscrete-v0", True)):
         point_goal = "rl_lab.envs.point_goal:PointGoalEnv"
         gym.register(id, point_goal, max_episode_steps=50, kwargs={"discrete": discrete})
+    gym.register("PixelTrack-v0", "rl_lab.envs.track:PixelTrackEnv", max_episode_steps=100)
     gym.register(bandit.ID, "rl_lab.envs.bandit:Bandit")
     dmc.register()
 

@@ -1,21 +1,26 @@
 """Pictures of a run in training: drawn by matplotlib without a screen, one file each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
-from rl_lab.core.picture import Bars, Contour, Layer, Lines, Picture, Points
+from rl_lab.core.picture import Bars, Contour, Film, Layer, Lines, Picture, Points
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.sinks import Sink
 
 INCHES = 5.0
 LEVELS = 20  # lines of equal height
+FRAME_MILLISECONDS = 100
+LEAST_PIXELS = 192  # width of a moving picture
 
 
 class PictureSink(Sink):
-    """Writes `NAME-STEP.png` into a folder of the run."""
+    """Writes `NAME-STEP.png` into a folder of the run, and a moving `.gif` for a film."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -23,7 +28,11 @@ class PictureSink(Sink):
     def draw(self, step: int, pictures: Mapping[str, Picture]) -> None:
         """One file for each picture; a resumed run writes the same ones again."""
         for name, picture in pictures.items():
-            write_atomically(self.folder / f"{name}-{step:012d}.png", render(picture))
+            file = self.folder / f"{name}-{step:012d}.png"
+            write_atomically(file, render(picture))
+            for layer in picture.layers:
+                if isinstance(layer, Film):
+                    write_atomically(file.with_suffix(".gif"), render_film(layer))
 
 
 def render(picture: Picture) -> bytes:
@@ -34,7 +43,8 @@ def render(picture: Picture) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:  # it is optional, and slow to import
         raise UserError("no pictures without matplotlib: pip install 'rl-lab[plots]'") from error
-    figure = Figure(figsize=(INCHES, INCHES), layout="constrained")
+    wide = any(isinstance(layer, Film) for layer in picture.layers)
+    figure = Figure(figsize=(3 * INCHES if wide else INCHES, INCHES), layout="constrained")
     axes = figure.add_subplot()
     for layer in picture.layers:
         _add(axes, layer)
@@ -62,3 +72,44 @@ def _add(axes: Any, layer: Layer) -> None:
             axes.scatter(layer.places[:, 0], layer.places[:, 1], color="tab:red", s=12, zorder=3)
         case Bars():
             axes.bar(list(layer.labels), list(layer.heights))
+        case Film():
+            sheet = contact_sheet(layer.strips)
+            axes.imshow(sheet, interpolation="nearest")
+            height = sheet.shape[0] / len(layer.strips)
+            axes.set_yticks([height * (index + 0.5) for index in range(len(layer.strips))])
+            axes.set_yticklabels(layer.labels)
+            axes.set_xticks([])
+
+
+def contact_sheet(strips: Sequence[Array]) -> Array:
+    """Strips [T, C, H, W] as one image [rows, columns, 3]: time runs to the right."""
+    rows = []
+    for strip in strips:
+        colours = strip if strip.shape[1] == 3 else np.repeat(strip.mean(1, keepdims=True), 3, 1)
+        rows.append(np.concatenate(list(colours.transpose(0, 2, 3, 1)), axis=1))
+    return np.clip(np.concatenate(rows), 0.0, 1.0)
+
+
+def film_frames(film: Film) -> Array:
+    """The strips side by side, frame by frame: [T, H, width, 3] in whole numbers to 255."""
+    count = len(film.strips[0])
+    sheets = [contact_sheet([strip[t : t + 1] for strip in film.strips]) for t in range(count)]
+    return (np.stack(sheets) * 255).astype(np.uint8)
+
+
+def render_film(film: Film) -> bytes:
+    """The bytes of an animated GIF."""
+    from PIL import Image  # comes with matplotlib
+
+    frames = [Image.fromarray(frame).resize(_enlarged(frame), 0) for frame in film_frames(film)]
+    file = BytesIO()
+    frames[0].save(
+        file, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MILLISECONDS, loop=0
+    )
+    return file.getvalue()
+
+
+def _enlarged(frame: Array) -> tuple[int, int]:
+    """Width and height at which small frames can be seen."""
+    times = max(LEAST_PIXELS // frame.shape[1], 1)
+    return frame.shape[1] * times, frame.shape[0] * times

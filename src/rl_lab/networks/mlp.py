@@ -3,14 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass
+from functools import partial
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
+from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.compiled import is_tracing
 from rl_lab.core.options import option
-from rl_lab.core.spec import Discrete, MultiDiscrete, Space
+from rl_lab.core.spec import Space
 
 
 class Tanh(nn.Tanh):
@@ -59,11 +60,20 @@ def linear(in_dim: int, out_dim: int, gain: float = math.sqrt(2)) -> nn.Linear:
     return layer
 
 
-def mlp(in_dim: int, hidden_dims: Sequence[int], activation: str) -> nn.Sequential:
-    """Linear and activation for each hidden width."""
+NORMS = {"none": None, "layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=1e-4)}
+Norm = Literal["none", "layer", "rms"]
+
+
+def mlp(
+    in_dim: int, hidden_dims: Sequence[int], activation: str, norm: str = "none"
+) -> nn.Sequential:
+    """Linear, normalisation if any, and activation for each hidden width."""
     layers: list[nn.Module] = []
     for width in hidden_dims:
-        layers += [linear(in_dim, width), ACTIVATIONS[activation]()]
+        layers.append(linear(in_dim, width))
+        if (normalised := NORMS[norm]) is not None:
+            layers.append(normalised(width))
+        layers.append(ACTIVATIONS[activation]())
         in_dim = width
     return nn.Sequential(*layers)
 
@@ -105,27 +115,11 @@ class Flatten(nn.Module):
     def __init__(self, space: Space) -> None:
         super().__init__()
         self.space = space
-        if isinstance(space, Discrete):
-            self.out_dim = space.n
-        elif isinstance(space, MultiDiscrete):
-            self.out_dim = sum(space.nvec)
-        else:
-            self.out_dim = space.size
+        self.out_dim = vector_size(space)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., *shape] to [..., out_dim]; discrete observations stay raw until here."""
-        if isinstance(self.space, Discrete):
-            return _one_hot(x, self.space.n)
-        if isinstance(self.space, MultiDiscrete):
-            columns = zip(x.unbind(-1), self.space.nvec, strict=True)
-            return torch.cat([_one_hot(column, n) for column, n in columns], dim=-1)
-        lead = x.shape[: x.dim() - len(self.space.shape)]
-        return x.reshape(*lead, self.out_dim).float()
-
-
-def _one_hot(x: Tensor, n: int) -> Tensor:
-    """torch's own looks at the largest index on the host, which cannot be compiled."""
-    return (x.unsqueeze(-1) == torch.arange(n, device=x.device)).float()
+        return as_vector(self.space, x)
 
 
 class MLPEncoder(nn.Module):

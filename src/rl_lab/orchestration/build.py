@@ -24,6 +24,7 @@ from rl_lab.core.protocols import (
     Buffer,
     BufferSetup,
     Replay,
+    Sequences,
     Simulator,
     VectorEnv,
     WorkflowContext,
@@ -296,9 +297,12 @@ def buffer_problems(
     learning = [p.buffer or first for p in phases if set(p.hooks) - {"collect", "evaluate"}]
     for name in dict.fromkeys(learning):
         buffer = buffers[name]
-        if workflow.replays and not isinstance(buffer, Replay):
+        kinds = {"transitions": (Replay, "uniform"), "sequences": (Sequences, "sequence")}
+        wanted, example = kinds.get(workflow.learns_from, (object, ""))
+        if not isinstance(buffer, wanted):
             problems.append(
-                f"buffers.{name}: {kind} learns from a replay buffer, such as {{type: uniform}}"
+                f"buffers.{name}: {kind} learns from {workflow.learns_from}, "
+                f"which a buffer such as {{type: {example}}} gives"
             )
         if isinstance(buffer, Replay) and type(workflow).sample is Workflow.sample:
             problems.append(

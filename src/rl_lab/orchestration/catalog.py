@@ -13,9 +13,14 @@ from rl_lab.core.errors import UserError, did_you_mean
 
 BUILT_INS = {
     "workflow": {
+        "brownian": "rl_lab.workflows.brownian:BrownianWorkflow",
         "dqn": "rl_lab.workflows.dqn:DQN",
+        "dreamer_v1": "rl_lab.workflows.dreamer:DreamerV1",
+        "dreamer_v2": "rl_lab.workflows.dreamer:DreamerV2",
+        "dreamer_v3": "rl_lab.workflows.dreamer:Dreamer",
         "epsilon_greedy": "rl_lab.workflows.bandits:EpsilonGreedy",
         "gradient_bandit": "rl_lab.workflows.bandits:GradientBandit",
+        "planet": "rl_lab.workflows.planet:PlaNet",
         "ppo": "rl_lab.workflows.ppo:PPO",
         "q_learning": "rl_lab.workflows.tabular:QLearning",
         "random": "rl_lab.workflows.random:RandomWorkflow",
@@ -25,6 +30,7 @@ BUILT_INS = {
         "thompson": "rl_lab.workflows.bandits:Thompson",
         "ucb": "rl_lab.workflows.bandits:UCB",
         "reinforce": "rl_lab.workflows.reinforce:Reinforce",
+        "world_models": "rl_lab.workflows.world_models:WorldModels",
     },
     "memory": {
         "none": "rl_lab.networks.memory.recurrent:NoMemory",
@@ -43,18 +49,26 @@ BUILT_INS = {
         "nature": "rl_lab.networks.cnn:NatureCNN",
     },
     "buffer": {
+        "disk": "rl_lab.buffers.disk:DiskReplay",
+        "episodes": "rl_lab.buffers.episodic:EpisodeReplay",
         "her": "rl_lab.buffers.hindsight:HindsightReplay",
+        "offline": "rl_lab.buffers.offline:OfflineReplay",
         "prioritized": "rl_lab.buffers.prioritized:PrioritizedReplay",
         "rollout": "rl_lab.buffers.rollout:RolloutBuffer",
+        "sequence": "rl_lab.buffers.sequence:SequenceReplay",
         "uniform": "rl_lab.buffers.replay:UniformReplay",
         "union": "rl_lab.buffers.union:UnionReplay",
     },
-    "sink": {"pictures": "rl_lab.monitoring.pictures:PictureSink"},
+    "sink": {
+        "pictures": "rl_lab.monitoring.pictures:PictureSink",
+        "report": "rl_lab.analysis.report:ReportSink",
+    },
     "wrapper": {
         "ActionMask": "rl_lab.envs.wrappers.action:ActionMask",
         "ActionRemap": "rl_lab.envs.wrappers.action:ActionRemap",
         "ActionRepeat": "rl_lab.envs.wrappers.time:ActionRepeat",
         "CountBonus": "rl_lab.envs.wrappers.reward:CountBonus",
+        "Crop": "rl_lab.envs.wrappers.image:Crop",
         "DiscreteEncoder": "rl_lab.envs.wrappers.discrete:DiscreteEncoder",
         "DiscretizeObservation": "rl_lab.envs.wrappers.discrete:DiscretizeObservation",
         "FrameSkip": "rl_lab.envs.wrappers.time:FrameSkip",
@@ -66,6 +80,7 @@ BUILT_INS = {
         "Resize": "rl_lab.envs.wrappers.image:Resize",
         "RewardShape": "rl_lab.envs.wrappers.reward:RewardShape",
         "ScaleObservation": "rl_lab.envs.wrappers.observation:ScaleObservation",
+        "SkipStart": "rl_lab.envs.wrappers.start:SkipStart",
         "StickyActions": "rl_lab.envs.wrappers.action:StickyActions",
         "TimeAware": "rl_lab.envs.wrappers.time:TimeAware",
     },

@@ -123,9 +123,11 @@ class LoggingConfig:
     """Where metrics are shown besides metrics.jsonl. Nothing here changes the run."""
 
     every_steps: int = option(0, "environment steps between rows; 0: 500 rows per run")
+    every_updates: int = option(100, "updates between rows where nothing is played; 0: none")
     terminal: bool = option(True, "show progress in the terminal")
     tensorboard: bool = option(True, "write TensorBoard events")
     pictures: bool = option(True, "after evaluations, draw what the algorithm has to show, if any")
+    report: bool = option(True, "when the run ends, write report.md and report.html about it")
     wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.core.batch import Metrics
-from rl_lab.core.clock import Counters, Every
+from rl_lab.core.clock import Counters
 from rl_lab.core.errors import NonFiniteError, RunError
 from rl_lab.core.protocols import Buffer, Collector, VectorEnv
 from rl_lab.core.seeding import Streams, undisturbed
@@ -22,7 +22,7 @@ from rl_lab.orchestration import guard
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.efficiency import Efficiency
 from rl_lab.orchestration.phases import PhaseScheduler
-from rl_lab.orchestration.progress import Progress, numbers_of
+from rl_lab.orchestration.progress import Progress, make_clocks, numbers_of
 from rl_lab.orchestration.signals import StopRequest
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.faults import fault
@@ -61,14 +61,9 @@ class Orchestrator:
 
     def __post_init__(self) -> None:
         """Clocks, from the configuration."""
-        total = self.config.training.total_timesteps
         self.counters = Counters()
         self.progress = Progress()
-        self.clocks = {
-            "evaluate": Every(self.config.evaluation.every_steps),
-            "checkpoint": Every(self.config.checkpoint.every_steps),
-            "log": Every(self.config.logging.every_steps or max(total // 500, 1)),
-        }
+        self.clocks = make_clocks(self.config)
         self.seconds: dict[str, float] = {}  # wall time per stage since the last row
         self.row_start = Counters()  # as they were at the last row
         self.hooks: dict[str, Callable[..., Metrics]] = {
@@ -153,9 +148,13 @@ class Orchestrator:
             self.write_row()
         elif self.clocks["log"].due(step):
             self.write_row()
-        # A best that an evaluate hook saved at this very step is not written over.
-        best_is_here = self.progress.best_step == step and not self.progress.best_is_new
-        if self.clocks["checkpoint"].due(step) and not best_is_here:
+        offline, updates = self.scheduler.is_offline, self.counters.updates  # steps stand still
+        if offline and self.clocks["offline_log"].due(updates):
+            self.write_row()
+        due = self.clocks["checkpoint"].due(step)
+        due |= offline and self.clocks["offline_checkpoint"].due(updates)
+        # A best that was saved at this very step is not written over.
+        if due and (self.progress.best_step != step or self.progress.best_is_new):
             self.save()
 
     def measure(self) -> None:
@@ -218,7 +217,8 @@ class Orchestrator:
         for name, policy in self.policies.items():
             policy.set_state(state["policies"][name])
         for name, part in self._parts():
-            part.load_state_dict(state["parts"][name])
+            if name in state["parts"] or not name.startswith("clock.offline"):  # older ones lack it
+                part.load_state_dict(state["parts"][name])
         if self.environment.snapshot_level == "E3":
             self.sinks.say("WARNING: this environment cannot be saved: its episodes start again")
             self.collector.restart()

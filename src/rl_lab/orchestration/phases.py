@@ -87,6 +87,12 @@ class PhaseScheduler:
         """True between two cycles: the natural place to evaluate and to save."""
         return self.hook == 0
 
+    @property
+    def is_offline(self) -> bool:
+        """True in a phase that plays nothing: only updates pass the time."""
+        phase = self.current_phase()
+        return phase is not None and phase.type == "offline"
+
     def view(self) -> Mapping[str, Any]:
         """The running phase as workflows see it."""
         phase = self.current_phase()

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl_lab.core.clock import Every
+from rl_lab.orchestration.config import RunConfig
+
 PREFIXES = {"collect": "collect", "update_controller": "controller"}  # other hooks: train/
 
 
@@ -13,6 +16,18 @@ def numbers_of(metrics: Mapping[str, Any], hook: str) -> dict[str, float]:
     return {
         name if name.startswith(f"{prefix}/") else f"{prefix}/{name}": float(value)
         for name, value in metrics.items()
+    }
+
+
+def make_clocks(config: RunConfig) -> dict[str, Every]:
+    """When to evaluate, log and save: by environment steps, and by updates in offline phases."""
+    total = config.training.total_timesteps
+    return {
+        "evaluate": Every(config.evaluation.every_steps),
+        "checkpoint": Every(config.checkpoint.every_steps),
+        "log": Every(config.logging.every_steps or max(total // 500, 1)),
+        "offline_checkpoint": Every(config.checkpoint.every_updates),
+        "offline_log": Every(config.logging.every_updates),
     }
 
 

@@ -202,6 +202,8 @@ def drive(
             sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
         if config.logging.wandb.enabled:
             before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
+        if config.logging.report:
+            sinks.add(lambda: registry.get("sink", "report")(directory))
         if config.logging.pictures and orchestrator.workflow.draws:
             sinks.add(lambda: registry.get("sink", "pictures")(directory.path / "pictures"))
             orchestrator.on_measure = lambda seen: show_pictures(orchestrator, seen)

@@ -146,8 +146,9 @@ class Checker:
                 # What is inside is read once, when it is built: it cannot follow a schedule.
                 values[name] = self.block(hints[name], inner, where)
             elif name in tree:
+                follows = schedules and not each.metadata.get("fixed")
                 try:
-                    values[name] = self.value(tree[name], hints[name], where, schedules)
+                    values[name] = self.value(tree[name], hints[name], where, follows)
                 except BadValueError as problem:
                     self.report(where, str(problem))
             elif each.default is MISSING and each.default_factory is MISSING:

@@ -42,6 +42,9 @@ class CheckpointConfig:
     """When to save and what to keep."""
 
     every_steps: int = option(50_000, "environment steps between checkpoints; 0 = only at the end")
+    every_updates: int = option(
+        2000, "updates between checkpoints where nothing is played (offline phases); 0 = none"
+    )
     keep_last: int = option(2, "the newest checkpoints that are always kept")
     keep_best: int = option(1, "the best-scoring checkpoints that are always kept")
     keep_every: int = option(0, "every m-th checkpoint is kept for ever; 0 = none")
@@ -49,6 +52,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         for name, least in {
             "every_steps": 0,
+            "every_updates": 0,
             "keep_last": 1,
             "keep_best": 0,
             "keep_every": 0,

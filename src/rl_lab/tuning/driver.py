@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -18,17 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.core.errors import RunError, UserError
-from rl_lab.orchestration.compose import compose
+from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.validation import validate
 from rl_lab.orchestration.values import as_override
 from rl_lab.records.commit import make_directory, write_atomically
 from rl_lab.records.metrics import plain
 from rl_lab.tuning import jobs
 from rl_lab.tuning.jobs import Job, Pair
+from rl_lab.tuning.space import short_names
 from rl_lab.tuning.sweep_file import Sweep
 from rl_lab.tuning.tuner import Suggestion, Tuner
 
 Tell = Callable[[str], object]
+Look = Callable[["Driver"], object]
 POLL_SECONDS = 0.1
 LOOK_SECONDS = 2.0  # between two looks at curves that a pruner may cut
 ENDING_SECONDS = 60.0  # to save and end, before they are killed
@@ -42,10 +44,12 @@ class Driver:
     root: Path
     tell: Tell
     tuner: Tuner
+    own: list[str] = field(default_factory=list)  # overrides of every run, below those of the file
+    look: "Look | None" = None  # draws what happens, instead of a line for every result
     waiting: deque[Pair] = field(default_factory=deque)
     active: list[Job] = field(default_factory=list)
     values: dict[int, dict[int, float | None]] = field(default_factory=dict)  # trial, seed
-    deaths: dict[Pair, int] = field(default_factory=dict)
+    deaths: Counter[str] = field(default_factory=Counter)  # of each run, by signals
     stopped: int | None = None  # the signal that asked to stop
     looked: float = 0.0
 
@@ -60,6 +64,9 @@ class Driver:
                     self.active.remove(job)
                     self._ended(job)
                 self._prune()
+                self._draw()
+        if self.active:
+            self.tell(f"stopping: {len(self.active)} runs save and end")
         self._end_all(self.active)
         return self.stopped is None
 
@@ -101,7 +108,7 @@ class Driver:
             if time.monotonic() > deadline:
                 raise RunError(f"run {run.path.name} is in use by another process: stop it first")
             time.sleep(POLL_SECONDS)
-        overrides = words(self.sweep, pair.trial.settings)
+        overrides = [*self.own, *words(self.sweep, pair.trial.settings)]  # the last one wins
         log = sweep_folder(self.sweep, self.root) / "logs" / jobs.run_name(self.sweep, pair)
         make_directory(log.parent)
         return jobs.start(self.sweep, pair, self.root, overrides, slot, log.with_suffix(".log"))
@@ -113,13 +120,14 @@ class Driver:
         pair, code = job.pair, job.process.returncode
         if pair.trial.number not in self.values:  # its trial was pruned meanwhile
             return
-        run = jobs.find(self.root, jobs.run_name(self.sweep, pair))
+        name = jobs.run_name(self.sweep, pair)
+        run = jobs.find(self.root, name)
         if run is not None and jobs.is_finished(run):
             self._worth(pair, jobs.value(run, self.sweep.objective))
         elif code < 0 or code in (130, 143):
-            deaths = self.deaths[pair] = self.deaths.get(pair, 0) + 1
-            if deaths > jobs.MOST_DEATHS:
-                raise RunError(f"{jobs.run_name(self.sweep, pair)} was killed {deaths} times")
+            self.deaths[name] += 1
+            if self.deaths[name] > jobs.MOST_DEATHS:
+                raise RunError(f"{name} was killed {self.deaths[name]} times")
             self.waiting.appendleft(pair)
         else:
             lines = job.log.read_text(errors="replace").strip().splitlines() or ["no message"]
@@ -131,14 +139,31 @@ class Driver:
         trial, objective = pair.trial, self.sweep.objective
         found = self.values[trial.number]
         found[pair.seed] = value
+        if value is not None:
+            self._result(f"trial {trial.number} seed {pair.seed}: {value:,.6g}")
         if len(found) < len(self.sweep.seeds):
             return
         good = [each for each in found.values() if each is not None]
         whole = len(good) == len(found)
         worth = jobs.together(good, objective) if whole else None
-        self.tuner.tell(trial, worth)
+        self.tuner.tell(trial, worth, good)
         shown = "failed" if worth is None else f"{worth:,.6g}"
-        self.tell(f"trial {trial.number}: {shown} ({show(trial.settings)})")
+        self._result(f"trial {trial.number}: {shown} ({show(trial.settings)})")
+
+    def _result(self, line: str) -> None:
+        """A line for it, unless a table shows it already."""
+        if self.look is None:
+            self.tell(line)
+
+    def _draw(self) -> None:
+        """Best effort: a display that fails is switched off, and the sweep goes on."""
+        if self.look is None:
+            return
+        try:
+            self.look(self)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is only a display
+            self.look = None
+            self.tell(f"WARNING: the live table is off: {type(error).__name__}: {error}")
 
     def _prune(self) -> None:
         """Stop trials that the pruner gives up. It looks at the first seed of each."""
@@ -151,13 +176,14 @@ class Driver:
                 continue
             run = jobs.find(self.root, jobs.run_name(self.sweep, job.pair))
             curve = {} if run is None else jobs.curve(run, self.sweep.objective.metric)
-            if not self.tuner.hopeless(trial, curve):
+            seen = {step: each for step, each in curve.items() if step >= self.sweep.grace_steps}
+            if not self.tuner.hopeless(trial, seen):
                 continue
             self.tuner.prune(trial)
             del self.values[trial.number]
             self.waiting = deque(each for each in self.waiting if each.trial != trial)
             self._end_all([each for each in self.active if each.pair.trial == trial])
-            self.tell(f"trial {trial.number}: pruned ({show(trial.settings)})")
+            self._result(f"trial {trial.number}: pruned ({show(trial.settings)})")
 
     # ------------------------------------------------------------ the end
 
@@ -190,7 +216,9 @@ class Driver:
 # --------------------------------------------------------------------- around it
 
 
-def run_sweep(sweep: Sweep, root: Path, tell: Tell) -> tuple[Driver, bool]:
+def run_sweep(
+    sweep: Sweep, root: Path, tell: Tell, look: Look | None = None
+) -> tuple[Driver, bool]:
     """Begin a sweep, or go on with it. Returns what is known, and whether it is complete."""
     check(sweep)
     folder = sweep_folder(sweep, root)
@@ -206,7 +234,7 @@ def run_sweep(sweep: Sweep, root: Path, tell: Tell) -> tuple[Driver, bool]:
             name=sweep.name,
             journal=folder / "journal.log",
         )
-        driver = Driver(sweep, root, tell, tuner)
+        driver = Driver(sweep, root, tell, tuner, own_words(sweep), look)
         return driver, driver.run()
 
 
@@ -215,20 +243,39 @@ def check(sweep: Sweep) -> None:
     first = next(iter(sweep.space.points()), None) if sweep.method == "grid" else None
     if first is None and sweep.method == "grid":
         raise UserError("constraints: no point of the grid keeps them")
-    overrides = words(sweep, sweep.space.complete(first)) if first else words(sweep, {})
-    is_file = sweep.base_config.endswith((".yaml", ".yml"))
-    composed = compose(
-        None if is_file else sweep.base_config,
-        overrides,
-        config_file=Path(sweep.base_config) if is_file else None,
-    )
+    composed = configuration(sweep, sweep.space.complete(first) if first else {})
     validate(composed.tree, composed.origins)
 
 
+def configuration(sweep: Sweep, settings: Mapping[str, Any]) -> Composed:
+    """What a trial would be, before it is a run of the sweep."""
+    is_file = sweep.base_config.endswith((".yaml", ".yml"))
+    return compose(
+        None if is_file else sweep.base_config,
+        words(sweep, settings),
+        config_file=Path(sweep.base_config) if is_file else None,
+    )
+
+
 def words(sweep: Sweep, settings: Mapping[str, Any]) -> list[str]:
-    """The overrides of a trial; every run says which sweep it belongs to."""
-    everything = {**sweep.fixed, **settings, "experiment.tags": [f"sweep:{sweep.name}"]}
-    return [as_override(key, value) for key, value in everything.items()]
+    """The overrides of a trial."""
+    return [as_override(key, value) for key, value in {**sweep.fixed, **settings}.items()]
+
+
+def own_words(sweep: Sweep) -> list[str]:
+    """A tag more than the experiment has, and no report of each run: the sweep writes one."""
+    experiment = configuration(sweep, {}).tree.get("experiment") or {}
+    tags = [*(experiment.get("tags") or []), f"sweep:{sweep.name}"]
+    return [as_override("experiment.tags", tags), as_override("logging.report", False)]
+
+
+def trial_count(sweep: Sweep) -> int:
+    """How many trials there will be."""
+    if sweep.method != "grid":
+        assert sweep.trials is not None
+        return sweep.trials
+    points = sum(1 for _ in sweep.space.points())
+    return points if sweep.trials is None else min(points, sweep.trials)
 
 
 def sweep_folder(sweep: Sweep, root: Path) -> Path:
@@ -269,8 +316,10 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def show(settings: Mapping[str, Any]) -> str:
     """Settings in one line."""
-    return ", ".join(f"{key}={_short(value)}" for key, value in settings.items())
+    names = short_names(settings)
+    return ", ".join(f"{names[key]}={short(value)}" for key, value in settings.items())
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value of a setting, as it is shown."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

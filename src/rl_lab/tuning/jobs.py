@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from rl_lab.core.errors import UserError
 from rl_lab.records.metrics import iterate_metrics
 from rl_lab.records.run_directory import RunDirectory, folder_name
@@ -23,6 +25,7 @@ from rl_lab.tuning.sweep_file import Objective, Sweep
 from rl_lab.tuning.tuner import Suggestion
 
 FINISHED = "finished"
+RESAMPLES = 2_000  # of the bootstrap
 MOST_DEATHS = 20  # of one run, by signals: then something kills it again and again
 _PR_SET_PDEATHSIG = 1
 
@@ -134,6 +137,14 @@ def curve(run: RunDirectory, metric: str) -> dict[int, float]:
     return {int(row["step"]): float(row[metric]) for row in rows if metric in row}
 
 
+def latest(run: RunDirectory, metric: str) -> tuple[int, float | None]:
+    """How far a run has come, and the metric as it was last measured."""
+    step, found = 0, None
+    for row in iterate_metrics(run.metrics_file):
+        step, found = int(row["step"]), row.get(metric, found)
+    return step, found
+
+
 def value(run: RunDirectory, objective: Objective) -> float | None:
     """What a finished run is worth; None if it never measured that."""
     values = list(curve(run, objective.metric).values())
@@ -142,6 +153,15 @@ def value(run: RunDirectory, objective: Objective) -> float | None:
     if objective.of == "last":
         return values[-1]
     return max(values) if objective.direction == "max" else min(values)
+
+
+def interval(values: Sequence[float], objective: Objective) -> tuple[float, float] | None:
+    """The 95 % percentile bootstrap of `together` over seeds; None for a single one."""
+    if len(values) < 2:
+        return None
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (RESAMPLES, len(values)))
+    low, high = np.percentile([together(each, objective) for each in drawn.tolist()], [2.5, 97.5])
+    return float(low), float(high)
 
 
 def together(values: Sequence[float], objective: Objective) -> float:

@@ -1,7 +1,7 @@
 """What a sweep tries: choices and ranges by key, values that depend on them, constraints."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -19,6 +19,10 @@ class Choice:
 
     values: tuple[Any, ...]
 
+    def __contains__(self, value: Any) -> bool:
+        """Whether it is one of them."""
+        return value in self.values
+
 
 @dataclass(frozen=True)
 class Range:
@@ -33,6 +37,11 @@ class Range:
     def is_whole(self) -> bool:
         """Whether its values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
+
+    def __contains__(self, value: Any) -> bool:
+        """Whether it lies between them."""
+        fits = isinstance(value, int) if self.is_whole else isinstance(value, int | float)
+        return fits and self.low <= value <= self.high
 
     @property
     def grid(self) -> tuple[Any, ...] | None:
@@ -53,6 +62,7 @@ class Space:
     dimensions: Mapping[str, Dimension]
     derived: Mapping[str, str] = field(default_factory=dict)  # key -> expression
     constraints: tuple[str, ...] = ()
+    first: tuple[Settings, ...] = ()  # tried before any others; no part of a grid
 
     def __post_init__(self) -> None:
         """Expressions may look at what is tried, and at derived values before them."""
@@ -62,6 +72,23 @@ class Space:
             known.add(key)
         for text in self.constraints:
             _require(names(text), known, "constraints")
+        for settings in self.first:
+            self._check_first(settings)
+
+    def _check_first(self, settings: Settings) -> None:
+        """What is tried first must be what could be tried later."""
+        for key in settings:
+            if key not in self.dimensions:
+                raise UserError(
+                    f"first: there is no {key} in sweep{did_you_mean(key, self.dimensions)}"
+                )
+        for key, dimension in self.dimensions.items():
+            if key not in settings:
+                raise UserError(f"first: give {key} a value too")
+            if settings[key] not in dimension:
+                raise UserError(f"first: {key} cannot be {settings[key]!r} in this sweep")
+        if not self.allows(settings):
+            raise UserError(f"first: {settings} does not keep the constraints")
 
     def complete(self, chosen: Mapping[str, Any]) -> Settings:
         """What is tried, with the values that depend on it."""
@@ -89,7 +116,11 @@ class Space:
                 yield point
 
 
-def parse_space(tree: Mapping[str, Any], constraints: tuple[str, ...] = ()) -> Space:
+def parse_space(
+    tree: Mapping[str, Any],
+    constraints: tuple[str, ...] = (),
+    first: Sequence[Mapping[str, Any]] = (),
+) -> Space:
     """The space that a `sweep:` block means. All problems at once."""
     dimensions: dict[str, Dimension] = {}
     derived: dict[str, str] = {}
@@ -106,7 +137,8 @@ def parse_space(tree: Mapping[str, Any], constraints: tuple[str, ...] = ()) -> S
         problems.append("sweep: there is nothing to try: write key: [value, …]")
     if problems:
         raise ConfigError(problems)
-    return Space(dimensions, derived, constraints)
+    starts = tuple({key: _number(value) for key, value in each.items()} for each in first)
+    return Space(dimensions, derived, constraints, starts)
 
 
 def parse_dimension(value: Any) -> Dimension:
@@ -140,6 +172,13 @@ def parse_dimension(value: Any) -> Dimension:
     if distribution.startswith(("int", "q_")):
         low, high = int(low), int(high)
     return Range(low, high, log, step)
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """For each key the shortest end that is its own: `algorithm.gamma` is shown as `gamma`."""
+    ends = {key: key.rpartition(".")[2] for key in keys}
+    taken = list(ends.values())
+    return {key: end if taken.count(end) == 1 else key for key, end in ends.items()}
 
 
 def _number(value: Any) -> Any:

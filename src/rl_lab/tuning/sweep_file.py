@@ -19,6 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.orchestration.presets import search_folders
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
 
@@ -65,6 +66,7 @@ class Sweep:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # overrides of every trial
     objective: Objective = field(default_factory=Objective)
     pruner: str = "none"
+    grace_steps: int = 0  # before which no pruner looks
     parallel_jobs: int = 1
     threads: int = 1  # of each job
     seed: int = 0  # of the search itself
@@ -82,12 +84,16 @@ class Sweep:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 problems.append(f"{name}: must be a whole number, 1 or more, got {value!r}")
+        if not isinstance(self.grace_steps, int) or self.grace_steps < 0:
+            problems.append(f"grace_steps: must be 0 or more, got {self.grace_steps!r}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             problems.append(f"seeds: must be different, and at least one, got {list(self.seeds)}")
         if not _NAME.fullmatch(self.name):
             problems.append(
                 f"name: '{self.name}' names folders: at most 40 letters, digits and . _ - please"
             )
+        if self.method == "grid" and self.space.first:
+            problems.append("first: a grid tries all of its points anyway")
         keys = {*self.space.dimensions, *self.space.derived, *self.fixed}
         problems += [f"{key}: the sweep sets it itself" for key in OWN if key in keys]
         both = sorted({*self.space.dimensions, *self.space.derived} & set(self.fixed))
@@ -98,7 +104,8 @@ class Sweep:
 
 
 def read_sweep(path: Path, base: str | None = None) -> Sweep:
-    """The sweep in a file; `base` names the experiment where the file does not."""
+    """The sweep in a file, or a shipped one by its name; `base`: the experiment, if not in it."""
+    path = _shipped(path)
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -118,7 +125,7 @@ def read_sweep(path: Path, base: str | None = None) -> Sweep:
 def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None = None) -> Sweep:
     """The sweep that a tree means."""
     words = _from_wandb(tree) if "parameters" in tree else dict(tree)
-    known = {each.name for each in fields(Sweep)} - {"space"} | {"sweep", "constraints"}
+    known = {each.name for each in fields(Sweep)} - {"space"} | {"sweep", "constraints", "first"}
     for key in words:
         if key not in known:
             raise ConfigError([f"there is no '{key}' in a sweep{did_you_mean(key, known)}"])
@@ -126,7 +133,9 @@ def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None
     if not start:
         raise ConfigError(["base_config: name an experiment, as in CartPole-v1:ppo, or a file"])
     constraints = tuple(words.pop("constraints", None) or ())
-    space = parse_space(words.pop("sweep", None) or {}, constraints)
+    first = words.pop("first", None) or []
+    first = [first] if isinstance(first, Mapping) else first
+    space = parse_space(words.pop("sweep", None) or {}, constraints, first)
     listed = all(isinstance(each, Choice) or each.grid for each in space.dimensions.values())
     words.setdefault("method", "grid" if listed and words.get("trials") is None else "tpe")
     seeds = words.get("seeds", 1)
@@ -135,6 +144,18 @@ def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None
     words["fixed"] = words.get("fixed") or {}
     words["base_config"] = _located(str(start), folder)
     return Sweep(space=space, **words)
+
+
+def _shipped(path: Path) -> Path:
+    """`cartpole_ppo` is a file in ./configs/sweep or in the package."""
+    if path.suffix or path.exists():
+        return path
+    found = [each for folder in search_folders() for each in folder.glob("sweep/*.yaml")]
+    for file in found:
+        if file.stem == str(path):
+            return file
+    known = [each.stem for each in found]
+    raise UserError(f"there is no sweep file {path}{did_you_mean(str(path), known)}")
 
 
 def _located(base: str, folder: Path) -> str:

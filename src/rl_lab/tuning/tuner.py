@@ -9,7 +9,7 @@ What was tried is in a journal file that survives any kill; `optuna-dashboard` r
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.seeding import integer
 from rl_lab.tuning.space import Choice, Dimension, Settings, Space, parse_space
 
-POINT = "rl_lab:point"  # a trial's attribute: its number in a grid
+POINT = "rl_lab:point"  # a trial's attribute: its number in a grid, or among the first
+SEEDS = "rl_lab:seeds"  # what each seed was worth
 REFUSED = "rl_lab:refused"  # a constraint does not hold: nothing ran
 FAILURES_IN_A_ROW = 1000  # points that no constraint allows
 
@@ -63,8 +64,7 @@ class Tuner:
             pruner=_pruner(pruner),
             sampler=optuna.samplers.RandomSampler(seed=seed),
         )
-        if method == "grid":
-            self._enqueue()
+        self._enqueue(self.space.points() if method == "grid" else self.space.first)
 
     def suggest(self) -> Suggestion | None:
         """Settings to try; None when a grid is used up."""
@@ -84,8 +84,12 @@ class Tuner:
             f"none of {FAILURES_IN_A_ROW} suggestions keeps the constraints: are they right?"
         )
 
-    def tell(self, suggestion: Suggestion, value: float | None) -> None:
-        """How good it was; None: it failed."""
+    def tell(
+        self, suggestion: Suggestion, value: float | None, seeds: Sequence[float] = ()
+    ) -> None:
+        """How good it was; None: it failed. The values of its `seeds` are kept beside it."""
+        if seeds:
+            self._trial(suggestion).set_user_attr(SEEDS, list(seeds))
         state = _state("COMPLETE" if value is not None else "FAIL")
         self.study.tell(suggestion.number, value, state=state)
 
@@ -95,9 +99,7 @@ class Tuner:
 
     def hopeless(self, suggestion: Suggestion, values: Mapping[int, float]) -> bool:
         """Whether the pruner would stop a trial whose values at these steps are known."""
-        import optuna
-
-        trial = optuna.Trial(self.study, self.study.trials[suggestion.number]._trial_id)
+        trial = self._trial(suggestion)
         known = self.study.trials[suggestion.number].intermediate_values
         for step, value in sorted(values.items()):
             if step not in known:
@@ -133,6 +135,13 @@ class Tuner:
             if each.params and REFUSED not in each.user_attrs
         ]
 
+    def seeds(self, suggestion: Suggestion) -> list[float]:
+        """What was told about the seeds of a trial."""
+        return list(self.study.trials[suggestion.number].user_attrs.get(SEEDS, ()))
+
+    def _trial(self, suggestion: Suggestion) -> Any:
+        return _optuna().Trial(self.study, self.study.trials[suggestion.number]._trial_id)
+
     def _plain(self, params: Mapping[str, Any]) -> Settings:
         """Values as they stand in the file: Optuna keeps a list as text."""
         found = {}
@@ -143,10 +152,10 @@ class Tuner:
             found[key] = value
         return found
 
-    def _enqueue(self) -> None:
-        """All points of a grid, once, whenever a process was killed."""
+    def _enqueue(self, points: Iterable[Settings]) -> None:
+        """Points that are known beforehand, once, whenever a process was killed."""
         there = {each.user_attrs.get(POINT) for each in self.study.get_trials(deepcopy=False)}
-        for index, point in enumerate(self.space.points()):
+        for index, point in enumerate(points):
             if index not in there:
                 self.study.enqueue_trial(self._encoded(point), user_attrs={POINT: index})
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.state import Stateful, Tree
 
+LearnsFrom = Literal["rollouts", "transitions", "sequences"]
 VALUES = "values"  # where plain attributes live in a workflow's saved state
 
 
@@ -32,7 +33,7 @@ class Workflow(ABC):
     phases: ClassVar[list[dict[str, Any]]] = []  # default phases; [] = collect, then every update
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # component role -> methods called
     defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used where the user says nothing
-    replays: ClassVar[bool] = False  # it learns from a replay buffer
+    learns_from: ClassVar[LearnsFrom] = "rollouts"  # the kind of buffer that updates need
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
 
@@ -170,7 +171,8 @@ class Workflow(ABC):
             return {id(self.config)}
         owned = [context, self.config, *vars(context).values()]
         owned += [*context.buffers.values(), *context.components.values()]
-        return {id(each) for each in owned}
+        # Of numbers and None there is only one object: a counter at 0 is not the context's step.
+        return {id(each) for each in owned if not isinstance(each, (int, float, type(None)))}
 
 
 def _is_plain(value: Any) -> bool:

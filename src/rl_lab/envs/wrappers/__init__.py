@@ -1,7 +1,7 @@
 """Wrappers that a configuration can name: `wrappers: [{id: MaskObservation, indices: [1, 3]}]`.
 
-One file per theme: image, vector and discrete observations; actions; time; rewards. All their
-state is in plain attributes, where `rl_lab.envs.snapshot` finds it.
+One file per theme: image, vector and discrete observations; actions; time; starts; rewards. All
+their state is in plain attributes, where `rl_lab.envs.snapshot` finds it.
 """
 
 import inspect
@@ -18,15 +18,17 @@ from rl_lab.envs.wrappers.discrete import (
     DiscretizeObservation,
     OneHotObservation,
 )
-from rl_lab.envs.wrappers.image import Grayscale, Resize
+from rl_lab.envs.wrappers.image import Crop, Grayscale, Resize
 from rl_lab.envs.wrappers.observation import MaskObservation, ScaleObservation
 from rl_lab.envs.wrappers.reward import CountBonus, RewardShape
+from rl_lab.envs.wrappers.start import SkipStart
 from rl_lab.envs.wrappers.time import ActionRepeat, FrameSkip, FrameStack, TimeAware
 
 __all__ = [
     "ActionRemap",
     "ActionRepeat",
     "CountBonus",
+    "Crop",
     "DiscreteEncoder",
     "DiscretizeObservation",
     "FrameSkip",
@@ -38,6 +40,7 @@ __all__ = [
     "Resize",
     "RewardShape",
     "ScaleObservation",
+    "SkipStart",
     "StickyActions",
     "TimeAware",
     "WrapperBlock",

@@ -44,6 +44,38 @@ class Grayscale(gym.ObservationWrapper[Any, Any, Any]):
         return np.expand_dims(grey, self.axis) if self.keep_channel else grey
 
 
+@registry.register("wrapper", "Crop")
+class Crop(gym.ObservationWrapper[Any, Any, Any]):
+    """Cuts rows and columns off an image: `bottom: 12` takes the bar away from CarRacing."""
+
+    def __init__(
+        self, env: gym.Env[Any, Any], top: int = 0, bottom: int = 0, left: int = 0, right: int = 0
+    ) -> None:
+        super().__init__(env)
+        space = arguments.box(env)
+        if len(space.shape) not in (2, 3):
+            raise UserError(f"needs an image, got {arguments.said(space)}")
+        sides = {"top": top, "bottom": bottom, "left": left, "right": right}
+        cut = {name: arguments.whole(each, name, least=0) for name, each in sides.items()}
+        self.first_channel = len(space.shape) == 3 and channel_axis(space.shape) == 0
+        rows, columns = space.shape[1:] if self.first_channel else space.shape[:2]
+        if cut["top"] + cut["bottom"] >= rows or cut["left"] + cut["right"] >= columns:
+            raise UserError(f"nothing is left of an image with {rows} rows, {columns} columns")
+        self.top, self.bottom = cut["top"], rows - cut["bottom"]
+        self.left, self.right = cut["left"], columns - cut["right"]
+        low, high = self._inner(space.low), self._inner(space.high)
+        self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
+
+    def observation(self, observation: Array) -> Array:
+        """The inner part, as an array of its own."""
+        return np.ascontiguousarray(self._inner(observation))
+
+    def _inner(self, image: Array) -> Array:
+        if self.first_channel:
+            return image[:, self.top : self.bottom, self.left : self.right]
+        return image[self.top : self.bottom, self.left : self.right]
+
+
 @registry.register("wrapper", "Resize")
 class Resize(gym.ObservationWrapper[Any, Any, Any]):
     """Makes an image `size` × `size` (or [height, width]): a pixel is the mean of what it covers.

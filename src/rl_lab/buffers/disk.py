@@ -1,0 +1,80 @@
+"""Disk replay: as many frames as the disk holds, in files that are a dataset of their own."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rl_lab.buffers.disk_ring import DiskRing, memory_needed, written
+from rl_lab.buffers.sequence import INDEX_BYTES, SequenceConfig, SequenceReplay
+from rl_lab.buffers.storage import Steps
+from rl_lab.core.batch import Batch
+from rl_lab.core.errors import UserError
+from rl_lab.core.options import option
+from rl_lab.core.protocols import BufferSetup
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskConfig(SequenceConfig):
+    """Where the files are, and how much of them is in memory at a time."""
+
+    type: str = option("disk", "windows of frames that lie in files")
+    folder: str = option("", "where the files are; every run needs its own")
+    mode: Literal["append", "read"] = option(
+        "append", "append: what is collected is added; read: nothing is"
+    )
+    segment: int = option(16 * MIB, "bytes of a file")
+    ram: int = option(256 * MIB, "bytes of files that are mapped into memory at a time")
+
+    def __post_init__(self) -> None:
+        """Values that cannot be."""
+        super().__post_init__()
+        if not self.folder:
+            raise ValueError("folder must say where the files are, got nothing")
+        if self.mode not in ("append", "read"):
+            raise ValueError(f"mode must be append or read, got {self.mode}")
+        for name in ("segment", "ram"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+
+class DiskReplay(SequenceReplay):
+    """Everything that a sequence buffer can, for data that memory cannot hold.
+
+    `capacity` is how many of the newest transitions are used. Files are never deleted, except those
+    that a resumed run writes again.
+    """
+
+    Config = DiskConfig
+
+    def __init__(self, config: DiskConfig, setup: BufferSetup) -> None:
+        self.folder = Path(config.folder).expanduser()
+        if config.mode == "read":
+            setup = replace(setup, num_envs=written(self.folder)["num_envs"])
+        super().__init__(config, setup)
+        if config.mode == "read":
+            self.end()
+
+    def needed_bytes(self, rows: int) -> int:
+        """Memory, not disk: the index, flags, and what waits to be written."""
+        num_envs, segment = self.setup.num_envs, self.config.segment
+        held = memory_needed(self.setup.spec, rows, num_envs, segment)
+        return held + INDEX_BYTES * rows * num_envs
+
+    def make_ring(self, rows: int) -> Steps:
+        """What is in the folder already, and what will be added."""
+        sizes = {"segment": self.config.segment, "ram": self.config.ram}
+        return DiskRing(self.setup.spec, rows, self.setup.num_envs, self.folder, **sizes)
+
+    def add(self, trajectory: Batch) -> None:
+        """Put it behind what is there."""
+        if self.config.mode == "read":
+            raise UserError(f"{self.folder} is only read: collect into another buffer")
+        super().add(trajectory)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The same files, and the same newest row."""
+        super().load_state_dict(state)
+        if self.config.mode == "read":
+            self.end()

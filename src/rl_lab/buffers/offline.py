@@ -1,0 +1,101 @@
+"""Offline replay: a dataset that is only read, for learning without playing.
+
+A folder that a disk buffer has written stays on disk, however large it is. Anything else that
+`datasets` can read is held in memory.
+"""
+
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rl_lab.buffers.datasets import Dataset, open_dataset
+from rl_lab.buffers.disk_ring import DiskRing, memory_needed, read_about
+from rl_lab.buffers.sequence import INDEX_BYTES, SequenceConfig, SequenceReplay
+from rl_lab.buffers.storage import Ring, Steps
+from rl_lab.core.batch import ACTION, REWARD, Batch
+from rl_lab.core.errors import UserError
+from rl_lab.core.options import option
+from rl_lab.core.protocols import BufferSetup
+
+MIB = 2**20
+SEGMENT = 16 * MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineConfig(SequenceConfig):
+    """Where the data is."""
+
+    type: str = option("offline", "a dataset that is only read")
+    path: str = option("", "a disk buffer's folder, .npz files, or minari:NAME")
+    ram: int = option(256 * MIB, "bytes of a disk buffer's files that are in memory at a time")
+
+    def __post_init__(self) -> None:
+        """Values that cannot be."""
+        super().__post_init__()
+        if not self.path:
+            raise ValueError("path must say where the dataset is, got nothing")
+        if self.ram < 1:
+            raise ValueError(f"ram must be at least 1, got {self.ram}")
+
+
+class OfflineReplay(SequenceReplay):
+    """Transitions and windows of a dataset; of a larger one, the last `capacity` transitions."""
+
+    Config = OfflineConfig
+
+    def __init__(self, config: OfflineConfig, setup: BufferSetup) -> None:
+        self.folder = Path(config.path).expanduser()
+        self.dataset: Dataset | None = None
+        about = read_about(self.folder)
+        if about is not None:
+            setup = replace(setup, num_envs=about["num_envs"])
+        else:
+            self.dataset = open_dataset(config.path, setup.spec)
+            config = replace(config, capacity=min(config.capacity, self.dataset.rows))
+            setup = replace(setup, num_envs=1)
+        super().__init__(config, setup)
+        self.end()
+
+    def needed_bytes(self, rows: int) -> int:
+        """Memory: everything, or only the index of what stays on disk."""
+        if self.dataset is not None:
+            return super().needed_bytes(rows)
+        num_envs = self.setup.num_envs
+        held = memory_needed(self.setup.spec, rows, num_envs, SEGMENT)
+        return held + INDEX_BYTES * rows * num_envs
+
+    def make_ring(self, rows: int) -> Steps:
+        """The whole dataset."""
+        spec, num_envs = self.setup.spec, self.setup.num_envs
+        if self.dataset is None:
+            return DiskRing(spec, rows, num_envs, self.folder, segment=SEGMENT, ram=self.config.ram)
+        ring = Ring(spec, rows, num_envs)
+        for trajectory in self.dataset.trajectories():
+            ring.add(trajectory)
+        return ring
+
+    def add(self, trajectory: Batch) -> None:
+        """A dataset is only read."""
+        raise UserError(f"{self.config.path} is only read: collect into another buffer")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing of the data, only what it looked like."""
+        if self.dataset is None:
+            return super().state_dict()
+        return self.progress() | {"transitions": len(self), "checksum": self._checksum()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the same dataset."""
+        if self.dataset is None:
+            super().load_state_dict(state)
+            self.end()
+            return
+        if (state["transitions"], state["checksum"]) != (len(self), self._checksum()):
+            raise UserError(f"{self.config.path} has changed since the checkpoint was made")
+        self.load_progress(state)
+
+    def _checksum(self) -> int:
+        assert isinstance(self.ring, Ring)
+        columns = self.ring.columns
+        return zlib.crc32(columns[ACTION].data, zlib.crc32(columns[REWARD].data))

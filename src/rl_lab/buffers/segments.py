@@ -1,0 +1,165 @@
+"""Files of vector steps: what a disk buffer writes, and what anybody can read as a dataset.
+
+A segment is an uncompressed .npz file, `000000012345-500.npz`: 500 vector steps from step 12345 on.
+Its arrays are the columns of `storage.layout` [T, N, …] and
+
+    cut     [T, N]  True where the follower of a row belongs to something else
+    final/… [F, …]  the frames that rows with a cut led to, in their order
+    head/…  [N, …]  the frames that the last row led to
+    follows []      False: the first row does not follow the last one of the file before it
+
+A file appears whole or not at all, and is never changed. The zip format has a checksum for every
+array; a file is read through them once before it is used, and mapped into memory then.
+"""
+
+import math
+import os
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from rl_lab.buffers.storage import CUT
+from rl_lab.core.batch import Array
+from rl_lab.core.chunks import Columns
+from rl_lab.core.errors import UserError
+
+FINAL, HEAD, FOLLOWS = "final", "head", "follows"
+SUFFIX, DRAFT = ".npz", ".draft"
+Place = tuple[int, tuple[int, ...], np.dtype[Any]]  # of an array in a file: offset, shape, type
+Places = dict[str, Place]
+_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: how long its name and its extras are
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file, and what its name and its table of contents say."""
+
+    path: Path
+    first: int  # vector step
+    count: int
+    checksum: int  # of the names, sizes and checksums of all arrays
+
+    @property
+    def stop(self) -> int:
+        """The vector step after the last one."""
+        return self.first + self.count
+
+
+class Mapped:
+    """The arrays of a segment, in the file until they are used."""
+
+    def __init__(self, segment: Segment, num_envs: int, places: Places) -> None:
+        self.segment, self.num_envs = segment, num_envs
+        file: Array = np.memmap(segment.path, np.uint8, "r")
+        self.columns: Columns = {
+            name: file[offset : offset + kind.itemsize * math.prod(shape)].view(kind).reshape(shape)
+            for name, (offset, shape, kind) in places.items()
+        }
+
+    def take(self, name: str, row: Array) -> Array:
+        """A column at these rows, counted from the beginning of the file."""
+        step, env = np.divmod(row, self.num_envs)
+        return self.columns[name][step, env]
+
+    def final_frame(self, name: str, row: Array) -> Array:
+        """What rows with a cut led to; the last row may have been cut later, by what came next."""
+        last = row >= (self.segment.count - 1) * self.num_envs
+        found = np.array(self.columns[f"{HEAD}/{name}"][row % self.num_envs])
+        inner = np.flatnonzero(~last)
+        which = np.cumsum(self.columns[CUT]) - 1
+        found[inner] = self.columns[f"{FINAL}/{name}"][which[row[inner]]]
+        return found
+
+
+def find_segments(folder: Path) -> list[Segment]:
+    """The segments in a folder, in the order of time; they must follow each other."""
+    found = [_segment(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    stop = 0
+    for each in found:
+        if each.first != stop:
+            raise UserError(f"{folder} has no file for the steps from {stop} to {each.first}")
+        stop = each.stop
+    return found
+
+
+def write_segment(folder: Path, first: int, columns: Columns) -> Segment:
+    """A new file, whole and durable."""
+    path = folder / f"{first:012d}-{len(columns[CUT])}{SUFFIX}"
+    write_durably(path, lambda file: np.savez(file, allow_pickle=False, **columns))
+    return _segment(path)
+
+
+def write_durably(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Beside it, to the disk, then under its name: never half a file."""
+    draft = path.with_suffix(DRAFT)
+    with draft.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    names = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(names)
+    finally:
+        os.close(names)
+
+
+def read_array(path: Path, name: str) -> Array:
+    """One array of a file, checked."""
+    with opened(path) as archive, archive.open(f"{name}.npy") as file:
+        array: Array = np.lib.format.read_array(file, allow_pickle=False)
+        return array
+
+
+def opened(path: Path) -> zipfile.ZipFile:
+    """A .npz file, or one line about why not."""
+    try:
+        return zipfile.ZipFile(path)
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except zipfile.BadZipFile as error:
+        raise UserError(f"{path} is not an .npz file: {error}") from error
+
+
+def _segment(path: Path) -> Segment:
+    with opened(path) as archive:
+        contents = [(each.filename, each.file_size, each.CRC) for each in archive.infolist()]
+    try:
+        first, count = map(int, path.stem.split("-"))
+    except ValueError:
+        raise UserError(f"{path} is not a file of a disk buffer: its name has no steps") from None
+    return Segment(path, first, count, zlib.crc32(repr(contents).encode()))
+
+
+def find_arrays(path: Path) -> Places:
+    """Where the arrays of an uncompressed file lie, after their checksums were compared."""
+    with opened(path) as archive, path.open("rb") as file:
+        if damaged := _damaged(archive):
+            raise UserError(f"{path} is damaged: {damaged} is not what was written")
+        return {
+            each.filename.removesuffix(".npy"): _place(file, each.header_offset)
+            for each in archive.infolist()
+        }
+
+
+def _damaged(archive: zipfile.ZipFile) -> str | None:
+    try:
+        return archive.testzip()
+    except zipfile.BadZipFile as error:
+        return str(error)
+
+
+def _place(file: BinaryIO, offset: int) -> Place:
+    """The array in the zip member that begins at this offset."""
+    file.seek(offset)
+    name, extras = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    file.seek(name + extras, os.SEEK_CUR)
+    assert np.lib.format.read_magic(file) == (1, 0), "as np.savez writes it"
+    shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    return file.tell(), shape, kind

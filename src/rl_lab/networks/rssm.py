@@ -1,0 +1,208 @@
+"""The recurrent state-space model: a memory that is certain, and a latent that is drawn.
+
+`deter` carries what is known (a GRU), `stoch` what is guessed: the posterior sees the frame, the
+prior must do without. Gaussian latents are those of PlaNet and Dreamer v1, categorical ones with
+straight-through gradients those of v2 and v3 (Hafner et al. 2019, 2020, 2021, 2023).
+
+Everything random is an argument: `noise` is normal for Gaussian latents, exponential for
+categorical ones. A frame with `reset` begins an episode: nothing before it can be seen after it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.functional import one_hot, softplus
+
+from rl_lab.networks.mlp import linear, mlp
+
+State = dict[str, Tensor]  # deter [..., D], stoch [..., S] (categories: S * K, one-hot)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RSSMShape:
+    """The sizes and the kind of a state-space model."""
+
+    deter: int
+    hidden: int
+    stoch: int
+    classes: int  # 0: Gaussian latents
+    blocks: int
+    layers: int  # of the prior
+    unimix: float
+    min_std: float
+    activation: str
+    norm: str
+
+
+class BlockLinear(nn.Module):
+    """A linear layer whose matrix is block-diagonal: `blocks` independent ones, side by side."""
+
+    def __init__(self, in_dim: int, out_dim: int, blocks: int) -> None:
+        super().__init__()
+        self.blocks = blocks
+        parts = [linear(in_dim // blocks, out_dim // blocks, 1.0) for _ in range(blocks)]
+        self.weight = nn.Parameter(torch.stack([each.weight.detach().T for each in parts]))
+        self.bias = nn.Parameter(torch.zeros(out_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in] to [B, out]."""
+        if self.blocks == 1:
+            return torch.addmm(self.bias, x, self.weight[0])
+        split = x.reshape(len(x), self.blocks, -1).transpose(0, 1)
+        return (split @ self.weight).transpose(0, 1).reshape(len(x), -1) + self.bias
+
+
+class BlockGRU(nn.Module):
+    """A GRU with normalised gates whose memory is cut into blocks (Dreamer v3); one is a GRU.
+
+    Each block reads the whole input and its own part of the memory.
+    """
+
+    def __init__(self, in_dim: int, deter: int, blocks: int, norm: str) -> None:
+        super().__init__()
+        assert deter % blocks == 0, (deter, blocks)
+        self.blocks = blocks
+        self.gates = BlockLinear(deter + blocks * in_dim, 3 * deter, blocks)
+        self.norm: nn.Module = nn.Identity() if norm == "none" else nn.LayerNorm(3 * deter)
+
+    def forward(self, x: Tensor, deter: Tensor) -> Tensor:
+        """x [B, in], deter [B, D] to the next deter [B, D]."""
+        count = len(x)
+        if self.blocks == 1:
+            reset, candidate, update = self.norm(self.gates(torch.cat([deter, x], -1))).chunk(3, -1)
+        else:
+            own = deter.reshape(count, self.blocks, -1)
+            shared = x.unsqueeze(1).expand(-1, self.blocks, -1)
+            gates = self.norm(self.gates(torch.cat([own, shared], -1).reshape(count, -1)))
+            parts = gates.reshape(count, self.blocks, 3, -1).unbind(2)
+            reset, candidate, update = (each.reshape(count, -1) for each in parts)
+        candidate = (reset.sigmoid() * candidate).tanh()
+        keep = (update - 1).sigmoid()  # remembers, to begin with
+        return torch.lerp(deter, candidate, keep)
+
+
+class RSSM(nn.Module):
+    """Memory, prior and posterior. Vectors in, vectors out: encoders and heads are others'."""
+
+    def __init__(self, shape: RSSMShape, action_dim: int, embed_dim: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.stoch_dim = shape.stoch * max(shape.classes, 1)
+        self.feature_dim = shape.deter + self.stoch_dim
+        stats = shape.stoch * (shape.classes or 2)
+        width, kind, norm = shape.hidden, shape.activation, shape.norm
+        self.enter = mlp(self.stoch_dim + action_dim, [width], kind, norm)
+        self.memory = BlockGRU(width, shape.deter, shape.blocks, norm)
+        self.prior_layers = mlp(shape.deter, [width] * shape.layers, kind, norm)
+        self.prior_output = linear(width, stats, 1.0)
+        self.posterior_layers = mlp(shape.deter + embed_dim, [width], kind, norm)
+        self.posterior_output = linear(width, stats, 1.0)
+
+    def initial(self, batch: int, device: torch.device | str = "cpu") -> State:
+        """Zeros: what every episode begins with."""
+        return {
+            "deter": torch.zeros(batch, self.shape.deter, device=device),
+            "stoch": torch.zeros(batch, self.stoch_dim, device=device),
+        }
+
+    def noise(self, lead: Sequence[int], generator: Generator) -> Tensor:
+        """The random numbers of `lead` draws, [*lead, S] or [*lead, S, K]."""
+        shape = self.shape
+        if shape.classes:
+            drawn = torch.empty(*lead, shape.stoch, shape.classes, device=generator.device)
+            return drawn.exponential_(generator=generator)
+        drawn = torch.empty(*lead, shape.stoch, device=generator.device)
+        return drawn.normal_(generator=generator)
+
+    def observe(
+        self,
+        state: State,
+        previous_action: Tensor,
+        embed: Tensor,
+        reset: Tensor,
+        noise: Tensor | None,
+    ) -> tuple[State, Tensor]:
+        """One frame: the state before it, what was done, what is seen. The posterior comes too.
+
+        Without noise the likeliest latent is taken.
+        """
+        kept = (~reset).to(embed.dtype).unsqueeze(-1)
+        state = {key: value * kept for key, value in state.items()}
+        deter = self._remember(state, previous_action * kept)
+        hidden = self.posterior_layers(torch.cat([deter, embed], -1))
+        posterior = self._stats(self.posterior_output(hidden))
+        stoch = self.mode(posterior) if noise is None else self.draw(posterior, noise)
+        return {"deter": deter, "stoch": stoch}, posterior
+
+    def observe_sequence(
+        self, state: State, previous_action: Tensor, embed: Tensor, reset: Tensor, noise: Tensor
+    ) -> tuple[State, Tensor, Tensor]:
+        """Frames [T, B, …] in order. States, posteriors and priors, all [T, B, …].
+
+        The prior of a frame has seen the frames before it and the action that led to it.
+        """
+        states, posteriors = [], []
+        steps = (each.unbind(0) for each in (previous_action, embed, reset, noise))
+        for action, seen, first, draw in zip(*steps, strict=True):
+            state, posterior = self.observe(state, action, seen, first, draw)
+            states.append(state)
+            posteriors.append(posterior)
+        every = {key: torch.stack([each[key] for each in states]) for key in state}
+        return every, torch.stack(posteriors), self.prior(every["deter"])
+
+    def imagine_step(self, state: State, action: Tensor, noise: Tensor) -> State:
+        """What the model expects to come of an action [B, A]."""
+        deter = self._remember(state, action)
+        return {"deter": deter, "stoch": self.draw(self.prior(deter), noise)}
+
+    def features(self, state: State) -> Tensor:
+        """What heads and policies read, [..., F]."""
+        return torch.cat([state["deter"], state["stoch"]], -1)
+
+    def prior(self, deter: Tensor) -> Tensor:
+        """Statistics of the latent before the frame is seen: see `draw`."""
+        return self._stats(self.prior_output(self.prior_layers(deter)))
+
+    def draw(self, stats: Tensor, noise: Tensor) -> Tensor:
+        """A latent [..., S] or, as one-hot categories, [..., S * K]; gradients go to `stats`.
+
+        Statistics are log-probabilities [..., S, K], or mean and deviation [..., 2, S].
+        """
+        if not self.shape.classes:
+            mean, std = stats.unbind(-2)
+            return mean + std * noise
+        chosen = one_hot((stats - noise.log()).argmax(-1), self.shape.classes).to(stats.dtype)
+        chances = stats.exp()
+        return (chosen + (chances - chances.detach())).flatten(-2)
+
+    def mode(self, stats: Tensor) -> Tensor:
+        """The latent that is likeliest."""
+        if not self.shape.classes:
+            return stats.unbind(-2)[0]
+        return one_hot(stats.argmax(-1), self.shape.classes).to(stats.dtype).flatten(-2)
+
+    def kl(self, left: Tensor, right: Tensor) -> Tensor:
+        """KL(left ‖ right) of statistics, summed over the latents: [...]."""
+        if self.shape.classes:
+            return (left.exp() * (left - right)).sum((-2, -1))
+        (mean, std), (other_mean, other_std) = left.unbind(-2), right.unbind(-2)
+        ratio, distance = std / other_std, (mean - other_mean) / other_std
+        return (0.5 * (ratio.square() + distance.square() - 1) - ratio.log()).sum(-1)
+
+    def _remember(self, state: State, action: Tensor) -> Tensor:
+        return self.memory(self.enter(torch.cat([state["stoch"], action], -1)), state["deter"])
+
+    def _stats(self, raw: Tensor) -> Tensor:
+        if not self.shape.classes:
+            mean, std = raw.unflatten(-1, (2, -1)).unbind(-2)
+            return torch.stack([mean, softplus(std) + self.shape.min_std], -2)
+        return mixed(raw.unflatten(-1, (self.shape.stoch, -1)), self.shape.unimix)
+
+
+def mixed(logits: Tensor, unimix: float) -> Tensor:
+    """Log-probabilities of a softmax [..., K] with a share of the uniform distribution in it."""
+    if not unimix:
+        return logits.log_softmax(-1)
+    return ((1 - unimix) * logits.softmax(-1) + unimix / logits.shape[-1]).log()

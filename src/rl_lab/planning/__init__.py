@@ -1,0 +1,1 @@
+"""Choosing actions by looking ahead: CEM, MPPI, CMA-ES."""

@@ -1,0 +1,98 @@
+"""CEM, the cross-entropy method: sample plans, keep the best, fit a distribution to them, again.
+
+For a Box, each action of the plan is a Gaussian of its own, cut off at [-1, 1]. For discrete
+actions it is a categorical distribution, whose chances become the shares of the best candidates;
+candidates are one-hot then. All environments are planned for at once, and none of them knows of
+the others. Random numbers are arguments, so the functions are pure.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rl_lab.core.options import option
+from rl_lab.planning.plans import Evaluate, Plan, best
+
+
+@dataclass(frozen=True, kw_only=True)
+class CEMConfig:
+    """How far, how wide and how often to look ahead."""
+
+    horizon: int = option(12, "actions of one plan")
+    candidates: int = option(1000, "plans that are tried in one iteration, for each environment")
+    elites: int = option(100, "best plans, to which the next distribution is fitted")
+    iterations: int = option(10, "times that candidates are drawn")
+    initial_std: float = option(1.0, "spread of the first candidates")
+    min_std: float = option(0.0, "least spread of later ones; discrete: least chance of an action")
+    max_std: float = option(1.0, "largest spread of later ones")
+    momentum: float = option(0.0, "share of the old distribution that a new one keeps")
+    warm_start: bool = option(False, "begin with the last plan, one step later, instead of zeros")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        for name in ("horizon", "candidates", "elites", "iterations"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.elites > self.candidates:
+            raise ValueError(
+                f"elites must be at most candidates ({self.candidates}), got {self.elites}"
+            )
+        if self.initial_std <= 0:
+            raise ValueError(f"initial_std must be positive, got {self.initial_std:g}")
+        if not 0 <= self.min_std <= self.max_std:
+            raise ValueError(
+                f"min_std must be in 0 … max_std ({self.max_std:g}), got {self.min_std:g}"
+            )
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum:g}")
+
+
+def planner_noise(
+    config: CEMConfig,
+    environments: int,
+    actions: int,
+    generator: torch.Generator,
+    *,
+    discrete: bool = False,
+) -> Tensor:
+    """What one call of a planner draws from, [iterations, B, K, H, A].
+
+    With B = 1 all environments are given the same. Normal numbers; exponential ones for
+    `categorical_cem`.
+    """
+    size = (config.iterations, environments, config.candidates, config.horizon, actions)
+    empty = torch.empty(size, device=generator.device)
+    if discrete:
+        return empty.exponential_(generator=generator)
+    return empty.normal_(generator=generator)
+
+
+def cem(evaluate: Evaluate, mean: Tensor, noise: Tensor, config: CEMConfig) -> Plan:
+    """Plan Box actions from a first guess `mean` [B, H, A] (zeros, or the last plan, shifted)."""
+    std = torch.full_like(mean, config.initial_std)
+    for drawn in noise:
+        candidates = (mean[:, None] + std[:, None] * drawn).clamp(-1.0, 1.0)
+        _, elites = best(evaluate(candidates), candidates, config.elites)
+        mean = torch.lerp(elites.mean(1), mean, config.momentum)
+        spread = elites.std(1, correction=0).clamp(config.min_std, config.max_std)
+        std = torch.lerp(spread, std, config.momentum)
+    return Plan(mean, std)
+
+
+def categorical_cem(evaluate: Evaluate, chances: Tensor, noise: Tensor, config: CEMConfig) -> Plan:
+    """Plan discrete actions from first chances [B, H, A] (all the same, or the last plan, shifted).
+
+    Candidates are one-hot. An action's chance never falls below `min_std`, or a hundredth of its
+    fair share: what was not drawn once may still be drawn later.
+    """
+    actions = chances.shape[-1]
+    every, least = torch.arange(actions, device=chances.device), max(config.min_std, 0.01 / actions)
+    for drawn in noise:
+        # The first of several exponential clocks, ticking at these rates, is a categorical draw.
+        first = (chances[:, None] / drawn).argmax(-1, keepdim=True)
+        candidates = (first == every).to(chances.dtype)
+        _, elites = best(evaluate(candidates), candidates, config.elites)
+        chances = torch.lerp(elites.mean(1), chances, config.momentum).clamp_min(least)
+        chances = chances / chances.sum(-1, keepdim=True)
+    return Plan(chances, (chances * (1 - chances)).sqrt())

@@ -1,0 +1,71 @@
+"""Actions that wander: a random walk within the bounds, where white noise would cancel out.
+
+A car that is steered by independent random numbers hardly moves; one whose wheel and pedals drift
+slowly gets somewhere. It learns nothing: use it in a phase with `policy: brownian`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from rl_lab.core.batch import ACTION, Action, CollectResult
+from rl_lab.core.errors import UserError
+from rl_lab.core.options import option
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.schedule import at, extremes
+from rl_lab.core.spec import Box
+from rl_lab.core.tree import first_leaf
+from rl_lab.workflows.base import Workflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrownianConfig:
+    """How far it wanders, and how much is collected per call."""
+
+    stride: float = option(0.15, "deviation of one step of the walk, as a share of half the range")
+    collect_steps: int = option(128, "vector steps per collect call")
+
+    def __post_init__(self) -> None:
+        """It moves."""
+        if extremes(self.stride)[0] <= 0:
+            raise ValueError(f"stride must be positive, got {extremes(self.stride)[0]:g}")
+        if self.collect_steps < 1:
+            raise ValueError(f"collect_steps must be at least 1, got {self.collect_steps}")
+
+
+class BrownianWorkflow(Workflow):
+    """A random walk that begins anew, in the middle of the range, with every episode."""
+
+    Config: ClassVar[type | None] = BrownianConfig
+    config: BrownianConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Bind the bounds and a stream of random numbers."""
+        super().initialize(context)
+        space = context.spec.action
+        if not isinstance(space, Box) or not space.bounded:
+            raise UserError(f"brownian walks in a bounded Box, '{context.spec.id}' has none")
+        self.collect_steps = self.config.collect_steps
+        self.low = torch.as_tensor(space.low, dtype=torch.float32, device=context.device)
+        self.high = torch.as_tensor(space.high, dtype=torch.float32, device=context.device)
+        self.stride = at(self.config, 0).stride
+        self.rng = context.rng.torch("brownian_policy")
+
+    def initial_state(self, batch: int) -> dict[str, torch.Tensor]:
+        """The middle of the range."""
+        return {ACTION: ((self.low + self.high) / 2).expand(batch, *self.low.shape).clone()}
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """With the stride of this step."""
+        self.stride = at(self.config, step).stride
+        return super().collect_step(step, phase=phase)
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """One step further; the bounds hold."""
+        if not state or ACTION not in state:  # another policy has played before
+            state = self.initial_state(len(first_leaf(obs)))
+        noise = torch.randn(state[ACTION].shape, generator=self.rng).to(self.low.device)
+        moved = state[ACTION] + self.stride * (self.high - self.low) / 2 * noise
+        action = torch.minimum(torch.maximum(moved, self.low), self.high)
+        return Action(action, {ACTION: action})

@@ -1,0 +1,468 @@
+"""Dreamer: learn a world model from replayed sequences, and a policy inside it.
+
+Reads top to bottom: configs of v3, v2 and v1 (Hafner et al. 2023, 2021, 2020), the loss of the
+world model, the losses of actor and critic, workflow. Time runs in arrival form: row t is a frame,
+with the action that led to it and the reward that came with it.
+
+Departures from the papers: free nats are per step in all versions; v2's policy over a Box is a
+normal with a bounded mean; features are cut off from the critic's loss on replayed rows (v3).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rl_lab.core.actions import vector_size
+from rl_lab.core.batch import (
+    ACTION_MASK,
+    RESET,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    Action,
+    Batch,
+    CollectResult,
+    Metrics,
+)
+from rl_lab.core.clock import Earned
+from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.options import option, section, with_defaults
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.returns import lambda_return
+from rl_lab.core.schedule import at, extremes
+from rl_lab.core.spec import Box
+from rl_lab.core.target import Target
+from rl_lab.core.tree import picked
+from rl_lab.networks.dreaming import Dream, Lesson, dream, dream_weights, replayed_lesson
+from rl_lab.networks.rssm import State
+from rl_lab.networks.world_actor import WorldActor
+from rl_lab.networks.worlds import Scalar, WorldModel
+from rl_lab.workflows.earning import averages, require_positive
+from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow
+
+SCALES = {
+    "dynamics": "dynamics_scale",
+    "posterior": "posterior_scale",
+    "free_nats": "free_nats",
+    "reward": "reward_scale",
+    "continue": "continue_scale",
+}
+FROM_REPLAY = (REWARD, TERMINATED, TRUNCATED, RESET)  # what the controller wants of a window
+LOW, HIGH = 0.05, 0.95  # the percentiles that returns are scaled by
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaPropConfig(OptimizerConfig):
+    """The optimiser of Dreamer v3."""
+
+    name: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = option(
+        "laprop", "adamw has decoupled weight decay; laprop averages gradients after scaling them"
+    )
+    eps: float = option(1e-8, "added to the root of the second moment; not in sgd")
+    agc: float = option(
+        0.3, "largest norm of a tensor's gradient, as a share of the tensor's own norm; 0: any"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DreamerV3Config(WorldConfig):
+    """Dreamer v3, small enough for a CPU. Any float may be a schedule."""
+
+    replay_ratio: float = option(
+        0.5,
+        "gradient steps per environment step, fractions are carried; 0: one per call of the hook",
+    )
+    learning_starts: int = option(500, "environment steps of random actions before learning")
+    model_rate: float = option(1e-3, "step size for the world model")
+    actor_rate: float = option(3e-4, "step size for the policy")
+    critic_rate: float = option(3e-4, "step size for the values")
+    max_grad_norm: float = option(1000.0, "largest norm of a gradient")
+    optimizer: LaPropConfig = section(LaPropConfig, "the optimiser's own settings")
+    dynamics_scale: float = option(1.0, "weight of the KL that teaches the prior")
+    posterior_scale: float = option(0.1, "weight of the KL that keeps the posterior predictable")
+    free_nats: float = option(
+        1.0, "KL per step, summed over latents, below which nothing is learnt"
+    )
+    reward_scale: float = option(1.0, "weight of the loss of rewards")
+    continue_scale: float = option(1.0, "weight of the loss of continuations")
+    gamma: float = option(0.997, "discount factor")
+    horizon: int = option(15, "steps of a dream")
+    return_lambda: float = option(0.95, "how far returns trust dreams rather than values")
+    actor_gradient: Literal["auto", "reinforce", "dynamics"] = option(
+        "reinforce", "how the policy learns; auto: dynamics for a Box, reinforce for indices"
+    )
+    squashed: bool = option(
+        False, "a Box policy is squashed by tanh; needs actor_gradient dynamics"
+    )
+    entropy: float = option(3e-4, "weight of the policy's entropy")
+    actor_unimix: float = option(
+        0.01, "share of the uniform distribution in policies of indices", fixed=True
+    )
+    exploration_noise: float = option(0.0, "deviation of noise on Box actions while collecting")
+    normalize_returns: bool = option(True, "returns are scaled by their spread, if that is above 1")
+    normalizer_rate: float = option(0.01, "how fast that spread follows")
+    slow_every: int = option(1, "gradient steps between two moves of the slow critic")
+    slow_rate: float = option(0.02, "how far it moves then: 1 copies")
+    slow_target: bool = option(False, "returns are bootstrapped from the slow critic")
+    slow_regularizer: float = option(1.0, "weight of the pull of the values towards the slow ones")
+    replay_value_scale: float = option(0.3, "weight of the value loss on replayed rows")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
+        require_positive(self, "model_rate", "actor_rate", "critic_rate")
+        for name, least in {"horizon": 1, "slow_every": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("return_lambda", "actor_unimix", "normalizer_rate", "slow_rate"):
+            low, high = extremes(getattr(self, name))
+            if not 0.0 <= low <= high <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
+        if self.squashed and self.actor_gradient == "reinforce":
+            raise ValueError("squashed needs actor_gradient dynamics: it has no exact density")
+
+
+DreamerV2Config = with_defaults(
+    DreamerV3Config, "DreamerV2Config", "Dreamer v2. Any float may be a schedule.",
+    activation="elu", norm="layer", unimix=0.0, symlog_inputs=False, two_hot=False,
+    optimizer=OptimizerConfig, max_grad_norm=100.0, dynamics_scale=0.8, posterior_scale=0.2,
+    gamma=0.99, actor_gradient="auto", entropy=2e-3, actor_unimix=0.0, normalize_returns=False,
+    slow_every=100, slow_rate=1.0, slow_target=True, slow_regularizer=0.0, replay_value_scale=0.0,
+)  # fmt: skip
+DreamerV1Config = with_defaults(
+    DreamerV2Config, "DreamerV1Config", "Dreamer v1. Any float may be a schedule.",
+    stoch=30, classes=0, norm="none", dynamics_scale=1.0, posterior_scale=1.0, free_nats=3.0,
+    actor_gradient="dynamics", squashed=True, entropy=0.0, exploration_noise=0.3,
+    slow_target=False,
+)  # fmt: skip
+
+
+def balanced_kl(
+    world: WorldModel, posterior: Tensor, prior: Tensor, free_nats: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The KL [T, B] that moves the prior towards the posterior, and the one that does the reverse.
+
+    Latents are summed first; what is below the free nats then counts as them, and moves nothing.
+    """
+    to_prior = world.rssm.kl(posterior.detach(), prior)
+    to_posterior = world.rssm.kl(posterior, prior.detach())
+    return torch.maximum(to_prior, free_nats), torch.maximum(to_posterior, free_nats)
+
+
+def world_loss(
+    world: WorldModel, batch: Batch, start: State, noise: Tensor, scales: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the model did not foresee of sequences [T, B, …]. The states [T, B, …] come too."""
+    seen = world.learn_from(start, batch, noise)
+    kl = balanced_kl(world, seen.posterior, seen.prior, scales["free_nats"])
+    means = {name: each.mean() for name, each in seen.losses.items()}
+    loss = scales["dynamics"] * kl[0].mean() + scales["posterior"] * kl[1].mean()
+    for name, mean in means.items():
+        loss = loss + (scales[name] * mean if name in scales else mean)
+    plain = world.rssm.kl(seen.posterior, seen.prior).mean()
+    return loss, {**means, "kl": plain, **seen.states}
+
+
+def reinforce_loss(
+    actor: WorldActor,
+    features: Tensor,
+    action: Tensor,
+    advantage: Tensor,
+    weight: Tensor,
+    entropy_scale: Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Score-function gradients: what turned out better than expected becomes likelier."""
+    log_prob, entropy = actor.judge(features, action)
+    loss = -(weight * (log_prob * advantage + entropy_scale * entropy)).mean()
+    return loss, {"entropy": entropy.mean()}
+
+
+def critic_loss(
+    critic: Scalar, lessons: tuple[tuple[Lesson, Tensor], ...], slow: Any, slow_scale: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Values that foresee returns, and stay near those of the slow critic, if there is one."""
+    loss = torch.zeros((), device=slow_scale.device)
+    for lesson, scale in lessons:
+        targets = [lesson.returns]
+        if slow is not None:
+            with torch.no_grad():
+                targets.append(slow.mean(lesson.features))
+        losses = critic.loss(lesson.features, *targets)
+        wrong = losses[0] if slow is None else losses[0] + slow_scale * losses[1]
+        loss = loss + scale * (lesson.weight * wrong).mean()
+    return loss, {}
+
+
+class Dreamer(WorldWorkflow):
+    """Dreamer by its config; `dreamer_v1`, `dreamer_v2`, `dreamer_v3` differ in nothing else."""
+
+    Config: ClassVar[type | None] = DreamerV3Config
+    phases: ClassVar[list[dict[str, Any]]] = [
+        {"name": "train", "hooks": ["collect", "update_world_model", "update_controller"]}
+    ]
+    config: DreamerV3Config
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Build the world model, the actor and both critics, and their optimisers."""
+        super().initialize(context)
+        config, space = self.config, context.spec.action
+        self.world = WorldModel(config, context.spec).to(context.device)
+        inputs, units = self.world.feature_dim, config.dimensions().units
+        is_box = isinstance(space, Box)
+        self.dynamics_gradient = config.actor_gradient == "dynamics" or (
+            config.actor_gradient == "auto" and is_box
+        )
+        self.actor = WorldActor(
+            inputs,
+            space,
+            units,
+            config,
+            unimix=config.actor_unimix,
+            squashed=config.squashed and is_box,
+        ).to(context.device)
+        self.critic = Scalar(inputs, units, config).to(context.device)
+        self.slow_critic = Target(self.critic)
+        self.world_optimizer = FlatOptimizer(self.world, world_loss, config.optimizer)
+        actor_loss = self._dynamics_loss if self.dynamics_gradient else reinforce_loss
+        self.actor_optimizer = FlatOptimizer(self.actor, actor_loss, config.optimizer)
+        self.critic_optimizer = FlatOptimizer(self.critic, critic_loss, config.optimizer)
+        self.spread = torch.zeros(2, device=context.device)  # low and high percentile of returns
+        self.exploration_noise = at(config, 0).exploration_noise
+        self.controls_earned = Earned(seen=config.learning_starts)
+        self.controller_steps = 0
+        self.starts: Batch = {}  # states of the last windows, for dreams to begin in
+        self.model_rng = context.rng.torch("world_model", context.device)
+        self.dream_rng = context.rng.torch("dream", context.device)
+        self.action_rng = context.rng.torch("action", context.device)
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """Three."""
+        return {
+            "world model": self.world_optimizer,
+            "actor": self.actor_optimizer,
+            "critic": self.critic_optimizer,
+        }
+
+    def slow(self) -> list[Tensor]:
+        """The slow critic, and what returns are scaled by."""
+        return [self.slow_critic.flat, self.spread]
+
+    # ------------------------------------------------------------ acting
+
+    def initial_state(self, batch: int) -> State:
+        """No memory, and nothing done yet."""
+        device = self.context.device
+        action = torch.zeros(batch, vector_size(self.context.spec.action), device=device)
+        return {**self.world.rssm.initial(batch, device), "action": action}
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Interact with the noise of this step."""
+        self.exploration_noise = at(self.config, step).exploration_noise
+        return super().collect_step(step, phase=phase)
+
+    @torch.no_grad()
+    def act(self, obs: Any, state: State, *, deterministic: bool) -> Action:
+        """Look, remember, decide. Greedily: the likeliest latent and the likeliest action."""
+        embed = self.world.embed(obs)
+        count = len(embed)
+        going_on = torch.zeros(count, dtype=torch.bool, device=embed.device)
+        noise = None if deterministic else self.world.noise((count,), self.action_rng)
+        latent, _ = self.world.rssm.observe(state, state["action"], embed, going_on, noise)
+        features = self.world.rssm.features(latent)
+        mask = obs.get(ACTION_MASK) if isinstance(obs, Mapping) else None
+        if deterministic:
+            vector = self.actor.mode(features, mask)
+        else:
+            vector = self.actor.draw(features, self.actor.noise((count,), self.action_rng), mask)
+            vector = self._explored(vector)
+        return Action(self.actor.to_action(vector), {**latent, "action": vector})
+
+    def _explored(self, vector: Tensor) -> Tensor:
+        if not self.actor.is_box or not self.exploration_noise:
+            return vector
+        noise = torch.empty_like(vector).normal_(generator=self.action_rng)
+        return (vector + self.exploration_noise * noise).clamp(-1, 1)
+
+    # ------------------------------------------------------------ learning
+
+    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+        """Windows for the world model; for the controller, the states that it left."""
+        now = at(self.config, phase["step"])
+        controls = hook == "update_controller"
+        account = self.controls_earned if controls else self.earned
+        due = self.due(phase, now.replay_ratio, account)
+        if controls and self.starts:
+            return self.starts
+        if due == 0 or not buffer.ready(now.batch_length):
+            return None
+        windows = buffer.sequences(now.batch_size, now.batch_length, due)
+        return self._observed(windows) if controls else windows
+
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One gradient step per window batch; their states are kept for the controller."""
+        now = at(self.config, phase["step"])
+        count, (length, size) = len(batch[RESET]), batch[RESET].shape[1:3]
+        noise = self.world.noise((count, length, size), self.model_rng)
+        start = self.world.rssm.initial(size, self.context.device)
+        device = self.context.device
+        scales = {name: scalar(getattr(now, option), device) for name, option in SCALES.items()}
+        states: list[State] = []
+
+        def step(index: int) -> Metrics:
+            metrics = self.world_optimizer.step(
+                picked(batch, index),
+                start,
+                noise[index],
+                scales,
+                **self.rates(now.model_rate, now),
+            )
+            states.append({key: metrics.pop(key) for key in BELIEF})
+            return _renamed(metrics, "model")
+
+        steps = self.take_steps(count, step)
+        kept = {key: batch[key] for key in FROM_REPLAY}
+        self.starts = kept | {key: torch.stack([each[key] for each in states]) for key in BELIEF}
+        self.spend(count, phase, now.replay_ratio)
+        return {**averages(steps), "gradient_steps": self.gradient_steps}
+
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One step of actor and critic for each set of states, in dreams that begin there."""
+        now = at(self.config, phase["step"])
+        steps = self.take_steps(
+            len(batch[RESET]),
+            lambda index: self._control(picked(batch, index), now),
+            counter="controller_steps",
+        )
+        self.starts = {}
+        self.spend(len(steps), phase, now.replay_ratio, self.controls_earned)
+        return averages(steps)
+
+    @torch.no_grad()
+    def _observed(self, windows: Batch) -> Batch:
+        """The states of windows, without learning from them."""
+        count, length, size = windows[RESET].shape
+        noise = self.world.noise((count, length, size), self.dream_rng)
+        start = self.world.rssm.initial(size, self.context.device)
+        each = [self.world.observe(start, picked(windows, i), noise[i])[0] for i in range(count)]
+        states = {key: torch.stack([state[key] for state in each]) for key in BELIEF}
+        return {**{key: windows[key] for key in FROM_REPLAY}, **states}
+
+    def _control(self, rows: Batch, now: DreamerV3Config) -> Metrics:
+        """Dream from every state of rows [T, B, …], judge what was done, and learn from it."""
+        start = {key: rows[key].flatten(0, 1) for key in BELIEF}
+        root = (~rows[TERMINATED]).flatten().float()
+        lead, device = (now.horizon, len(root)), self.context.device
+        noises = (self.world.noise(lead, self.dream_rng), self.actor.noise(lead, self.dream_rng))
+        entropy = scalar(now.entropy, device)
+        if self.dynamics_gradient:
+            metrics = self.actor_optimizer.step(
+                start, root, *noises, entropy, now, **self.rates(now.actor_rate, now)
+            )
+            lesson = Lesson(*(metrics.pop(name) for name in Lesson._fields))
+        else:
+            with torch.no_grad():
+                dreamed = dream(self.world, self.actor, start, *noises)
+                lesson, values = self._lesson(dreamed, root, now)
+                advantage = (lesson.returns - values) / self._scale(lesson.returns, now)
+            metrics = self.actor_optimizer.step(
+                lesson.features,
+                dreamed.action,
+                advantage,
+                lesson.weight,
+                entropy,
+                **self.rates(now.actor_rate, now),
+            )
+        one = scalar(1.0, device)
+        lessons: tuple[tuple[Lesson, Tensor], ...] = ((lesson, one),)
+        if now.replay_value_scale:
+            shape = rows[RESET].shape
+            features = lesson.features[0].unflatten(0, shape)
+            replayed = replayed_lesson(
+                rows,
+                features,
+                lesson.returns[0].unflatten(0, shape),
+                gamma=now.gamma,
+                lambda_=now.return_lambda,
+            )
+            lessons = (*lessons, (replayed, scalar(now.replay_value_scale, device)))
+        slow = self.slow_critic.module if now.slow_regularizer else None
+        judged = self.critic_optimizer.step(
+            lessons,
+            slow,
+            scalar(now.slow_regularizer, device),
+            **self.rates(now.critic_rate, now),
+        )
+        if self.controller_steps % now.slow_every == 0:
+            self.slow_critic.follow(self.critic_optimizer.state.flat, now.slow_rate)
+        return {
+            **_renamed(metrics, "actor"),
+            **_renamed(judged, "critic"),
+            "return": lesson.returns.mean(),
+            "return_spread": self.spread[1] - self.spread[0],
+        }
+
+    def _dynamics_loss(
+        self,
+        actor: WorldActor,
+        start: State,
+        root: Tensor,
+        latent_noise: Tensor,
+        action_noise: Tensor,
+        entropy_scale: Tensor,
+        now: DreamerV3Config,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Gradients through the model: actions move where dreams go, and what they bring."""
+        dreamed = dream(self.world, actor, start, latent_noise, action_noise)
+        lesson, _ = self._lesson(dreamed, root, now)
+        gain = lesson.returns / self._scale(lesson.returns.detach(), now)
+        metrics = {name: each.detach() for name, each in lesson._asdict().items()}
+        if not actor.squashed:  # a squashed one has no entropy in closed form
+            entropy = actor.judge(lesson.features.detach(), dreamed.action.detach())[1]
+            gain = gain + entropy_scale * entropy
+            metrics["entropy"] = entropy.mean()
+        return -(lesson.weight * gain).mean(), metrics
+
+    def _lesson(self, dreamed: Dream, root: Tensor, now: DreamerV3Config) -> tuple[Lesson, Tensor]:
+        """The returns of a dream, for each of its decisions, and the values before them."""
+        critic: Any = self.slow_critic.module if now.slow_target else self.critic
+        values = critic.mean(dreamed.features)
+        returns = lambda_return(
+            dreamed.reward,
+            values[1:],
+            dreamed.continues,
+            gamma=now.gamma,
+            lambda_=now.return_lambda,
+        )
+        weight = dream_weights(root, dreamed.continues, now.gamma)
+        return Lesson(dreamed.features[:-1], returns, weight), values[:-1]
+
+    def _scale(self, returns: Tensor, now: DreamerV3Config) -> Tensor:
+        """What returns are divided by: their spread, followed slowly, and never less than 1."""
+        if not now.normalize_returns:
+            return torch.ones((), device=returns.device)
+        percentiles = torch.tensor([LOW, HIGH], device=returns.device)
+        self.spread.lerp_(torch.quantile(returns.flatten(), percentiles), now.normalizer_rate)
+        return (self.spread[1] - self.spread[0]).clamp(min=1.0)
+
+
+class DreamerV2(Dreamer):
+    """Dreamer with the settings of v2."""
+
+    Config: ClassVar[type | None] = DreamerV2Config
+
+
+class DreamerV1(Dreamer):
+    """Dreamer with the settings of v1."""
+
+    Config: ClassVar[type | None] = DreamerV1Config
+
+
+def _renamed(metrics: Metrics, part: str) -> Metrics:
+    """Loss and gradient by the part they belong to; the gradient itself is not for logs."""
+    del metrics["gradient"]
+    return {
+        f"{part}_{key}" if key in ("loss", "grad_norm") else key: v for key, v in metrics.items()
+    }

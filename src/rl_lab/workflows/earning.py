@@ -1,0 +1,195 @@
+"""What algorithms that learn from remembered data share: when to learn, and how often.
+
+Gradient steps are earned by environment steps at an exact ratio: nothing is lost to rounding, and a
+resumed run goes on as if nothing had happened. A gradient step that meets a bad number undoes the
+whole update.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rl_lab.core.actions import random_action
+from rl_lab.core.batch import Action, CollectResult, Metrics
+from rl_lab.core.clock import Earned
+from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+from rl_lab.core.options import option, section
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.schedule import extremes
+from rl_lab.workflows.base import Workflow
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarningConfig:
+    """When to learn, and from how much. Any float may be a schedule."""
+
+    batch_size: int = option(256, "transitions of one gradient step")
+    replay_ratio: float = option(
+        1.0,
+        "gradient steps per environment step, fractions are carried; 0: one per call of the hook",
+    )
+    learning_starts: int = option(1000, "environment steps of random actions before learning")
+    train_every: int = option(1, "vector steps between updates")
+    gamma: float = option(0.99, "discount factor")
+    max_grad_norm: float = option(10.0, "largest norm of a gradient")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        for name in ("batch_size", "train_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.learning_starts < 0:
+            raise ValueError(f"learning_starts must be 0 or more, got {self.learning_starts}")
+        low, high = extremes(self.gamma)
+        if not 0.0 <= low <= high <= 1.0:
+            raise ValueError(f"gamma must be in [0, 1], got {low if low < 0 else high:g}")
+        require_positive(self, "max_grad_norm")
+        if (low := extremes(self.replay_ratio)[0]) < 0:
+            raise ValueError(f"replay_ratio must be 0 or more, got {low:g}")
+
+    def check(self, run: Any) -> list[str]:
+        """Problems that only show together with the rest of the configuration."""
+        problems = []
+        if run.network.memory.type != "none":
+            problems.append(f"network.memory has no use here: {self.memory_problem()}")
+        if run.environment.normalize_reward:
+            problems.append(
+                "environment.normalize_reward would change rewards that are in a buffer already: "
+                "leave it off"
+            )
+        for name, buffer in run.buffers.items():
+            capacity, (option_name, needed) = getattr(buffer, "capacity", None), self.rows_needed()
+            if capacity is not None and capacity < needed:
+                problems.append(
+                    f"{option_name} {needed} is larger than buffers.{name}.capacity, {capacity}"
+                )
+            if getattr(buffer, "only", None):
+                problems.append(f"learning needs all of buffers.{name}: its `only` must be empty")
+        return problems
+
+    def memory_problem(self) -> str:
+        """Why `network.memory` would do nothing."""
+        return "minibatches are single transitions"
+
+    def rows_needed(self) -> tuple[str, int]:
+        """Rows that a buffer must have room for, and the option that says so."""
+        return "batch_size", self.batch_size
+
+    def gradient_steps(self, run: Any) -> float:
+        """Gradient steps of a whole run: what compiling them would have to repay."""
+        steps = run.training.total_timesteps - self.learning_starts
+        return float(steps * extremes(self.replay_ratio)[1])
+
+    def warnings(self, run: Any) -> list[str]:
+        """What is legal and probably not meant."""
+        total = run.training.total_timesteps
+        if self.learning_starts < total:
+            return []
+        return [
+            f"nothing is learned in {total} steps: algorithm.learning_starts is "
+            f"{self.learning_starts}"
+        ]
+
+
+class EarningWorkflow(Workflow):
+    """Collect a little, then take the gradient steps that were earned."""
+
+    config: Any
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """The account of gradient steps; a subclass adds its networks."""
+        super().initialize(context)
+        self.collect_steps = self.config.train_every
+        self.earned = Earned(seen=self.config.learning_starts)
+        self.gradient_steps = 0
+        self.warm_up_rng = context.rng.numpy("warm_up")
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Random actions until `learning_starts`, then the policy's own."""
+        if step >= self.config.learning_starts:
+            return super().collect_step(step, phase=phase)
+        state = self.initial_state(self.context.train_environment.num_envs)
+        return self.context.collector.collect(self.warm_up, steps=self.collect_steps, state=state)
+
+    def warm_up(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Uniformly random: the first data covers the action space."""
+        return Action(random_action(self.context.spec.action, obs, self.warm_up_rng), state)
+
+    def due(self, phase: Phase, ratio: float, account: Earned | None = None) -> int:
+        """Gradient steps that may be taken now; one where nothing is played."""
+        if phase["type"] == "offline" or ratio == 0:
+            return 1
+        account = account or self.earned
+        # Steps of phases that only collect earn nothing: this one would have to learn them at once.
+        begun = phase["step"] - phase.get("phase_steps", phase["step"])
+        account.seen = max(account.seen, begun)
+        return max(account.count(phase["step"], ratio), 0)
+
+    def spend(self, count: int, phase: Phase, ratio: float, account: Earned | None = None) -> None:
+        """So many of those that were due were taken."""
+        if phase["type"] != "offline" and ratio != 0:
+            (account or self.earned).spend(count)
+
+    def take_steps(
+        self, count: int, step: Callable[[int], Metrics], counter: str = "gradient_steps"
+    ) -> list[Metrics]:
+        """`step(index)` for each gradient step. On a bad number all is as it was before."""
+        saved, before = self.learned_state(), getattr(self, counter)
+        try:
+            taken = []
+            for index in range(count):
+                setattr(self, counter, before + index + 1)  # a step knows its own number
+                taken.append(step(index))
+            for name, optimizer in self.optimizers().items():
+                optimizer.check(f"{type(self).__name__} update of {name}")
+        except NonFiniteError:
+            self.restore_learned(saved)
+            setattr(self, counter, before)
+            raise
+        return taken
+
+    @abstractmethod
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """Every optimiser by the name of what it trains."""
+
+    def learned_state(self) -> Any:
+        """A copy of what a gradient step changes: weights, moments, and what `slow` returns."""
+        parts = {name: each.snapshot() for name, each in self.optimizers().items()}
+        return parts, [each.clone() for each in self.slow()]
+
+    def restore_learned(self, saved: Any) -> None:
+        """Put it back."""
+        for name, optimizer in self.optimizers().items():
+            optimizer.restore(saved[0][name])
+        for tensor, before in zip(self.slow(), saved[1], strict=True):
+            tensor.copy_(before)
+
+    def slow(self) -> list[torch.Tensor]:
+        """Tensors that change beside what the optimisers hold: target networks, statistics."""
+        return []
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """Refuse options, or schedules of them, that are not above zero."""
+    for name in names:
+        low, high = extremes(getattr(config, name))
+        if low < 0 or high <= 0:
+            raise ValueError(f"{name} must be positive, got {low:g}")
+
+
+def averages(steps: Sequence[Metrics]) -> Metrics:
+    """The mean of each metric over the steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)  # not all do everything
+    return {name: _mean([step[name] for step in steps if name in step]) for name in names}
+
+
+def _mean(values: list[Any]) -> Any:
+    """Of numbers, or of 0-d tensors."""
+    if isinstance(values[0], torch.Tensor):
+        return values[0] if len(values) == 1 else torch.stack(values).mean()
+    return sum(values) / len(values)

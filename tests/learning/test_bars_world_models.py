@@ -1,0 +1,111 @@
+"""World Models on the pixel track: the whole, and V and M by themselves. Slow: `make learn`.
+
+On this task the return needs M: a broken M shows in the difference between [z, h] and z alone. V
+and M are also measured on their own, on driving that they have not learnt from.
+"""
+
+import math
+
+import pytest
+import torch
+
+from rl_lab.core.actions import as_vector
+from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET
+from rl_lab.core.tree import picked
+from rl_lab.networks.mdn_rnn import mixture_nll
+from rl_lab.networks.vae import draw
+from rl_lab.orchestration.build import build_run
+from rl_lab.orchestration.compose import compose
+from rl_lab.orchestration.resolve import resolve
+from rl_lab.orchestration.validation import validate
+from rl_lab.records.run_directory import RunDirectory
+from rl_lab.records.sinks import Sinks
+
+pytestmark = pytest.mark.slow
+SPEC = "PixelTrack-v0:world_models"
+# C on z alone does not look at M: without its updates the run is the same, and shorter.
+ALONE = ["algorithm.memory=false", "training.phases.2.duration_updates=1"]
+
+
+def built(tmp_path, seed: int, *overrides: str, spec: str = SPEC):
+    composed = compose(spec, [f"experiment.seed={seed}", "evaluation.every_steps=0", *overrides])
+    config = resolve(validate(composed.tree, composed.origins))
+    return build_run(config, lambda: RunDirectory.create(tmp_path, "bar"), Sinks([], None))[0]
+
+
+def until(run, phase: str | None) -> None:
+    while (hook := run.scheduler.next_action()) and run.scheduler.view()["name"] != phase:
+        run.execute(hook)
+
+
+def score(run) -> float:
+    return run.evaluate("test", 100).summary()["return_mean"]
+
+
+@pytest.mark.parametrize("seed", (1, 2, 3))
+def test_memory_is_worth_it_and_all_of_it_beats_chance(tmp_path, seed):
+    returns = {}
+    for name, words in (("both", []), ("alone", ALONE)):
+        run = built(tmp_path, seed, *words)
+        until(run, None)
+        returns[name] = score(run)
+        run.close()
+    chance = built(tmp_path, seed, spec="PixelTrack-v0:random")
+    returns["chance"] = score(chance)
+    chance.close()
+    assert returns["both"] >= 3 * returns["chance"], returns
+    assert returns["both"] >= 1.3 * returns["alone"], returns
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory):
+    """V and M of seed 1, and windows that they have not seen."""
+    folder = tmp_path_factory.mktemp("parts")
+    run, other = built(folder, 1), built(folder, 77)
+    until(run, "control")
+    until(other, "see")
+    yield run.workflow, *(each.buffers["replay"].sequences(200, 25) for each in (run, other))
+    run.close()
+    other.close()
+
+
+@torch.no_grad()
+def test_v_draws_what_it_saw(learnt):
+    workflow, _, held_out = learnt
+    frames = held_out[OBS][0].flatten(0, 1)[:1000]
+    pixels = workflow.vae.pixels(frames)
+    mean, log_var = workflow.vae.encode(frames)
+    error = (workflow.vae.decode(mean) - pixels).square().sum((1, 2, 3)).mean()
+    plain = (pixels - pixels.mean(0)).square().sum((1, 2, 3)).mean()
+    kl = 0.5 * (mean.square() + log_var.exp() - 1 - log_var).sum(-1).mean()
+    assert error < 0.25 * plain
+    assert kl > 0.5 * mean.shape[-1]  # z says something
+
+
+@torch.no_grad()
+def test_m_foresees_better_than_that_nothing_changes_and_looks_at_actions(learnt):
+    workflow, *windows = learnt
+    rng = torch.Generator().manual_seed(0)
+
+    def latents(batch):
+        rows = picked(batch, 0)
+        mean, log_var = workflow.vae.encode(rows[OBS])
+        return rows, draw(mean, log_var, torch.randn(mean.shape, generator=rng))
+
+    (seen, known), (rows, latent) = map(latents, windows)
+    usual = (known[1:] - known[:-1])[~seen[RESET][1:]]
+    change = (latent[1:] - latent[:-1])[~rows[RESET][1:]]
+    centre, spread = usual.mean(0), usual.std(0)
+    scaled = (change - centre) / spread
+    persistence = (0.5 * scaled.square() + spread.log() + 0.5 * math.log(2 * math.pi)).mean()
+
+    def nll(action):
+        start = workflow.initial_state(latent.shape[1])
+        output, _ = workflow.dynamics.sequence(latent[:-1], action[1:], rows[RESET][:-1], start)
+        expected = workflow.dynamics.predict(output)
+        return mixture_nll(expected, latent[1:])[~rows[RESET][1:]].mean()
+
+    action = as_vector(workflow.space, rows[PREVIOUS_ACTION])
+    shuffled = action[:, torch.randperm(action.shape[1], generator=rng)]
+    assert nll(action) < persistence - 1.0  # nats per number of z
+    assert nll(shuffled) > nll(action) + 0.1

@@ -1,0 +1,20 @@
+"""World Models of a size for tests."""
+
+WORLD_MODELS = {
+    "latent": 2,
+    "channels": "[2,4]",
+    "hidden": 4,
+    "mixtures": 2,
+    "batch_size": 4,
+    "sequences": 2,
+    "batch_length": 3,
+    "population": 4,
+    "episodes": 1,
+    "train_every": 16,
+    "context": 2,
+    "horizon": 3,
+    "sigma": 0.5,
+}
+WORDS = ["PixelTrack-v0:random", "algorithm.name=world_models"]
+WORDS += [f"algorithm.{name}={value}" for name, value in WORLD_MODELS.items()]
+ONE = "training.phases=[{name: all, hooks: [collect, update_world_model, update_controller]}]"
