@@ -31,8 +31,8 @@ Each option can be set in YAML or on the command line as `path=value`. The same 
 experiment comes from `rl-lab config CartPole-v1:ppo --options`.
 
 A `float` that stands directly in the algorithm's block may be a
-[schedule](configuration.md#schedules), unless it is read only once. An option whose type is a *choice* picks a class; the
-options of each class are in its own table further down.
+[schedule](configuration.md#schedules), unless it is read only once. An option whose type is a
+*choice* picks a class; the options of each class are in its own table further down.
 """
 
 
