@@ -41,13 +41,15 @@ def test_presets_are_trained_and_environments_stepped(folder, capsys):
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert found["ok"] and {(row["what"], row["name"]) for row in found["results"]} == {
+        ("train", "FrozenLake-v1:dreamer_v2"),
+        ("train", "FrozenLake-v1:dreamer_v3"),
         ("train", "FrozenLake-v1:ppo"),
         ("train", "FrozenLake-v1:q_learning"),
         ("train", "FrozenLake-v1:sarsa"),
         ("step", "FrozenLake-v1"),
     }
     assert all(row["status"] == "ok" and row["seconds"] > 0 for row in found["results"])
-    assert "[1/4] train FrozenLake-v1:ppo" in printed.err  # progress
+    assert "[3/6] train FrozenLake-v1:ppo" in printed.err  # progress
     assert not (folder / "runs").exists()
 
 

@@ -13,10 +13,11 @@ from rl_lab.core.batch import ACTION, Action, CollectResult
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
 from rl_lab.core.spec import Box
 from rl_lab.core.tree import first_leaf
 from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.earning import require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +29,7 @@ class BrownianConfig:
 
     def __post_init__(self) -> None:
         """It moves."""
-        if extremes(self.stride)[0] <= 0:
-            raise ValueError(f"stride must be positive, got {extremes(self.stride)[0]:g}")
+        require_positive(self, "stride")
         if self.collect_steps < 1:
             raise ValueError(f"collect_steps must be at least 1, got {self.collect_steps}")
 
