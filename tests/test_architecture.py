@@ -56,7 +56,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard", "wandb"},
     "orchestration": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "cli": {"typer", "yaml", "torch"},
-    "monitoring": NUMBERS | {"matplotlib", "PIL"},
+    "monitoring": NUMBERS | {"matplotlib", "PIL", "imageio_ffmpeg"},
     "analysis": NUMBERS | {"matplotlib"},
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
@@ -75,6 +75,7 @@ WRITERS = {
     "records/index.py": "SQLite writes by itself",
     "buffers/segments.py": "the files of a disk buffer: data, each written once and whole",
     "envs/check.py": "a temporary folder for its second process",
+    "monitoring/pictures.py": "a temporary folder for the writer of films",
     "tuning/driver.py": "the lock of a sweep",
     "tuning/jobs.py": "what its processes say, appended",
 }

@@ -26,6 +26,7 @@ from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.fork import fork as fork_run
 from rl_lab.orchestration.session import Outcome, View, no_view
+from rl_lab.orchestration.small import made_small
 from rl_lab.orchestration.validation import validate
 from rl_lab.orchestration.values import as_override
 from rl_lab.records.index import Index
@@ -48,14 +49,15 @@ def train(
     plugins: Sequence[Folder] = (),
     overrides: Sequence[str] = (),
     view: View = no_view,
+    small: bool = False,
     **settings: Any,
 ) -> Outcome:
-    """A new run, as `rl-lab train` makes it.
+    """A new run, as `rl-lab train` makes it; `small` is explained at `configure`.
 
     Settings are overrides too: `train("CartPole-v1:ppo", **{"algorithm.gamma": 0.9})`.
     """
     words = _words(overrides, seed, total_timesteps, settings)
-    config, _ = configure(spec, words, config_file=config_file, plugins=plugins)
+    config, _ = configure(spec, words, config_file=config_file, plugins=plugins, small=small)
     return session.train(config, root=runs_root(runs_dir), view=view)
 
 
@@ -125,8 +127,13 @@ def configure(
     config_file: Folder | None = None,
     config_dirs: Sequence[Folder] = (),
     plugins: Sequence[Folder] = (),
+    small: bool = False,
 ) -> tuple[RunConfig, Composed]:
-    """The typed config that these words mean, and where each of its values came from."""
+    """The typed config that these words mean, and where each of its values came from.
+
+    With `small`, fewer `training.total_timesteps` than the files have mean that much less of
+    everything: the run still comes to every phase.
+    """
     loaded = [catalog.load_plugin(str(each)) for each in plugins]
     composed = compose(
         spec,
@@ -136,6 +143,8 @@ def configure(
     )
     if loaded:
         composed.tree["plugins"] = [*composed.tree.get("plugins", []), *loaded]
+    if small:
+        composed = made_small(composed)
     return validate(composed.tree, composed.origins), composed
 
 

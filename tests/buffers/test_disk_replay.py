@@ -174,6 +174,19 @@ def test_few_files_are_mapped_at_a_time(tmp_path):
     assert len(buffer.ring.segments) > 100 and len(buffer.ring.mapped) == 2
 
 
+def test_the_flags_of_a_file_are_read_once(tmp_path):
+    buffer = disk(tmp_path, steps=10)
+    buffer.add(Stream(2, seed=1, ends=0.5).trajectory(21))
+    first = buffer.ring._map(buffer.ring.segments[0])
+    rows = np.flatnonzero(first.columns["cut"])
+    assert 5 < len(rows) < 20
+    found = first.final_frame("obs", rows)
+    inner = rows < 9 * 2  # the last step's are those that the file ends with
+    assert np.array_equal(found[inner], first.columns["final/obs"][: inner.sum()])
+    del first.columns["cut"]
+    assert np.array_equal(first.final_frame("obs", rows[3:5]), found[3:5])
+
+
 BIG = """
 import os, resource, sys
 import numpy as np, torch
@@ -254,6 +267,27 @@ def test_two_runs_cannot_share_a_folder(tmp_path):
     one.add(stream.trajectory(9))
     with pytest.raises(UserError, match=r"000000000000-4\.npz is of another run"):
         two.add(stream.trajectory(9))
+
+
+@pytest.mark.parametrize("more", [0, 3])  # rows that it wrote after its checkpoint, in segments
+def test_a_resumed_run_does_not_delete_what_another_run_has_added(tmp_path, more):
+    stream, other = Stream(2, seed=1), Stream(2, seed=2)
+    killed = disk(tmp_path)
+    killed.add(stream.trajectory(10))
+    state = saved(killed)
+    killed.add(stream.trajectory(4 * more + 1))
+    between = disk(tmp_path)
+    between.add(other.trajectory(20))
+    kept = saved(between)
+    files = contents(tmp_path)
+    with pytest.raises(UserError, match=r"npz was added by another run after the checkpoint"):
+        load(disk(tmp_path), state)
+    assert contents(tmp_path) == files
+    load(disk(tmp_path), kept).add(other.trajectory(20))  # the last one may go on
+    reader = disk(tmp_path, mode="read")
+    state = saved(reader)
+    disk(tmp_path).add(stream.trajectory(20))
+    assert load(disk(tmp_path, mode="read"), state).windows(3) == reader.windows(3)
 
 
 def test_only_reading(tmp_path):

@@ -20,7 +20,13 @@ def marks(batch):
     return torch.cat([batch["obs"], batch["obs"][..., :1] + 5], -1)
 
 
-def test_a_state_comes_back_with_its_frame():
+def before(frames):
+    """The marks of the frames before these: one step earlier in the same episode."""
+    earlier = frames - torch.tensor([0.0, 0.0, 1.0])
+    return marks({"obs": earlier})
+
+
+def test_a_window_comes_with_the_state_before_it():
     buffer, stream = made(), Stream(2, seed=1, ends=0.2)
     known = 0
     for _ in range(40):
@@ -31,13 +37,21 @@ def test_a_state_comes_back_with_its_frame():
             latent = batch["latent"]
             assert latent.shape == (2, 4, 4)
             stored = (latent != 0).any(-1)
-            first = {key: batch[key][:, 0] for key in ("obs", "terminated", "truncated")}
-            assert torch.equal(latent[stored], marks(first)[stored])
-            final = first["terminated"] | first["truncated"]
-            assert not stored[final].any()
+            assert torch.equal(latent[stored], before(batch["obs"][:, 0])[stored])
+            assert not stored[batch["reset"][:, 0]].any()  # another episode was before it
             known += int(stored.sum())
         buffer.store_latents(batch["index"], marks(batch))
     assert buffer.ring.oldest > 0 and known > 50
+
+
+def test_before_the_first_frame_of_all_there_is_none():
+    """The ring is full: at the place before its oldest frame lies the newest."""
+    buffer, stream = made(capacity=10, num_envs=1), Stream(1, seed=1, ends=0.0)
+    trajectory = stream.trajectory(10)
+    buffer.add({**trajectory, "latent": marks(trajectory)})
+    batch = buffer.sequences(50, 9)
+    first = batch["obs"][0, 0, :, 2] == 0
+    assert first.any() and not batch["latent"][0, first].any()
 
 
 def test_every_row_but_final_ones_has_a_place_of_its_own():
@@ -58,12 +72,12 @@ def test_states_of_the_collector_are_kept_and_new_rows_begin_without():
     trajectory = stream.trajectory(25)  # longer than the ring
     buffer.add({**trajectory, "latent": marks(trajectory)})
     batch = buffer.sequences(50, 1)
-    assert torch.equal(batch["latent"][0], marks(batch)[0, 0])
+    assert torch.equal(batch["latent"][0], before(batch["obs"])[0, 0])
     buffer.add(stream.trajectory(4))  # nobody said anything about these
     batch = buffer.sequences(50, 1)
-    late = batch["obs"][0, 0, :, 2] >= 25
+    late = batch["obs"][0, 0, :, 2] >= 26
     assert late.any() and not batch["latent"][0, late].any()
-    assert torch.equal(batch["latent"][0, ~late], marks(batch)[0, 0, ~late])
+    assert torch.equal(batch["latent"][0, ~late], before(batch["obs"])[0, 0, ~late])
 
 
 def test_states_of_rows_that_are_gone_are_not_written():

@@ -76,6 +76,17 @@ def test_one_episode_with_its_final_frame_and_without_truncated(tmp_path):
     assert [row[4] for row in frames(offline(tmp_path))] == [0, 0, 0, 1]
 
 
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_several_episodes_need_their_final_frames(tmp_path, flag):
+    """With one frame more than steps, the first frame of an episode would end the one before."""
+    made = episode(4, 0)
+    made["obs"] = np.concatenate([made["obs"], made.pop("next_obs")[-1:]])
+    made[flag] = np.array([False, True, False, False])
+    np.savez(tmp_path / "a.npz", **made)
+    with pytest.raises(UserError, match=r"a.npz has several episodes and no 'next_obs'"):
+        offline(tmp_path)
+
+
 def test_a_gap_in_a_file_is_a_cut(tmp_path):
     made = {key: np.delete(each, 2, 0) for key, each in episode(5, 0).items()}
     np.savez(tmp_path / "a.npz", **made)

@@ -305,5 +305,27 @@ def test_the_newest_window_is_looked_at_without_drawing():
     assert buffer.setup.rng.bit_generator.state == before[0]
     assert list(buffer.fresh) == list(before[1])
     assert window["obs"].shape[:2] == (4, 1)
-    longest = max(arrivals(stream, 64), key=len)
-    assert told(window) == [tuple(longest[-4:])]
+    assert told(window)[0] in expected_windows(stream, 64, 4, within=True)
+
+
+def test_the_newest_window_is_of_one_episode():
+    stream, buffer = Stream(num_envs=1, seed=3, ends=0.25), sequence(32, num_envs=1)
+    older = 0
+    for _ in range(40):
+        buffer.add(stream.trajectory(2))
+        (window,) = told(buffer.newest(6))
+        there = [expected_windows(stream, 32, length, within=True) for length in range(1, 7)]
+        longest = max(length for length, windows in enumerate(there, 1) if windows)
+        assert window == there[longest - 1][-1]  # as long as there is any, the last of them
+        older += window[-1] != there[0][-1][0]
+    assert older > 5  # the episode that goes on is often too short
+
+
+def test_the_newest_window_is_shorter_where_all_episodes_are():
+    buffer = sequence(num_envs=1)
+    buffer.add(by_hand(3, terminated=(2,)))
+    buffer.add(by_hand(1, start=20))
+    window = buffer.newest(10)
+    assert window["obs"][:, 0, 2].tolist() == [0, 1, 2, 3]  # the final frame is one of them
+    assert buffer.newest(2)["obs"][:, 0, 2].tolist() == [2, 3]
+    assert buffer.newest(1)["obs"][:, 0, 2].tolist() == [20]

@@ -9,7 +9,15 @@ from torch import nn
 from rl_lab.core.batch import RESET, REWARD, TERMINATED, TRUNCATED
 from rl_lab.core.returns import lambda_return
 from rl_lab.core.spec import Discrete
-from rl_lab.networks.dreaming import dream, dream_weights, replayed_lesson
+from rl_lab.networks.dreaming import (
+    Dream,
+    Lesson,
+    dream,
+    dream_weights,
+    followed,
+    lesson_of,
+    replayed_lesson,
+)
 from rl_lab.networks.world_actor import WorldActor
 from rl_lab.networks.worlds import WorldModelConfig
 
@@ -114,10 +122,11 @@ def played(reset, terminated, truncated, reward):
     return dict(zip((RESET, TERMINATED, TRUNCATED, REWARD), column, strict=True))
 
 
-def lesson_of(rows, returns):
+def replayed(rows, returns):
     values = torch.tensor(returns).unsqueeze(-1)
     features = torch.arange(len(values)).float().reshape(-1, 1, 1)
-    return replayed_lesson(rows, features, values, gamma=0.5, lambda_=0.5)
+    dreams = Lesson(features.reshape(1, -1, 1), values.reshape(1, -1), torch.ones(1), None)
+    return replayed_lesson(rows, dreams, gamma=0.5, lambda_=0.5)
 
 
 def test_a_replayed_lesson_by_hand():
@@ -127,7 +136,7 @@ def test_a_replayed_lesson_by_hand():
     0→1: 2 + ½ (½ · 20 + ½ · 16.5) = 11.125. The first row's own reward and value are not used.
     """
     no = [False] * 4
-    found = lesson_of(played(no, no, no, [1.0, 2.0, 3.0, 4.0]), [10.0, 20.0, 30.0, 40.0])
+    found = replayed(played(no, no, no, [1.0, 2.0, 3.0, 4.0]), [10.0, 20.0, 30.0, 40.0])
     assert found.returns.flatten().tolist() == [11.125, 16.5, 24.0]
     assert found.weight.flatten().tolist() == [1.0, 1.0, 1.0]
     assert found.features.flatten().tolist() == [0.0, 1.0, 2.0]
@@ -141,7 +150,7 @@ def test_a_replayed_lesson_stops_at_the_end_of_an_episode(how, expected):
     """
     reset, ends = [False, False, False, True, False], [False, False, True, False, False]
     over = (ends, [False] * 5) if how == "terminated" else ([False] * 5, ends)
-    first = lesson_of(
+    first = replayed(
         played(reset, *over, [1.0, 2.0, 3.0, 0.0, 5.0]), [10.0, 20.0, 30.0, 40.0, 50.0]
     )
     assert first.weight.flatten().tolist() == [1.0, 1.0, 0.0, 1.0]
@@ -149,7 +158,30 @@ def test_a_replayed_lesson_stops_at_the_end_of_an_episode(how, expected):
     assert returns[1] == expected
     assert returns[0] == 2 + 0.5 * (0.5 * 20 + 0.5 * expected)
     assert returns[3] == 5 + 0.5 * 50
-    other = lesson_of(
+    other = replayed(
         played(reset, *over, [1.0, 2.0, 3.0, 0.0, -99.0]), [10.0, 20.0, 30.0, -88.0, 77.0]
     )
     assert other.returns.flatten().tolist()[:2] == returns[:2]
+
+
+def test_returns_of_a_dream_by_hand():
+    """V = (9, 4, 5, 6), r = (1, 2, 3), c = (1, 1, 0), γ = λ = ½: returns 3, 4, 3."""
+    features = torch.tensor([9.0, 4.0, 5.0, 6.0]).reshape(4, 1, 1)
+    reward, continues = (torch.tensor(each).unsqueeze(-1) for each in ([1.0, 2, 3], [1.0, 1, 0]))
+    dreamed = Dream(features, torch.zeros(3, 1, 2), reward, continues)
+    values = features[..., 0]
+    lesson = lesson_of(dreamed, torch.ones(1), values, values + 1, gamma=0.5, lambda_=0.5)
+    assert lesson.returns.flatten().tolist() == [3.0, 4.0, 3.0]
+    assert lesson.features.flatten().tolist() == [9.0, 4.0, 5.0]  # before each decision
+    assert lesson.weight.flatten().tolist() == [1.0, 0.5, 0.25]
+    assert lesson.slow.flatten().tolist() == [10.0, 5.0, 6.0]
+
+
+def test_the_spread_of_returns_is_followed_slowly():
+    """0 … 100: percentiles 5 and 95; at rate .01 a hundredth of the way."""
+    returns = torch.arange(101.0).reshape(1, 101).requires_grad_()
+    first = followed(torch.zeros(2), returns, torch.tensor(0.01))
+    assert first.tolist() == pytest.approx([0.05, 0.95], rel=1e-4)
+    again = followed(first, returns, torch.tensor(0.01))
+    assert again.tolist() == pytest.approx([5 * (1 - 0.99**2), 95 * (1 - 0.99**2)], rel=1e-4)
+    assert not again.requires_grad

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rl_lab.core.errors import ConfigError
-from rl_lab.orchestration.phases import PhaseScheduler, parse_phases
+from rl_lab.orchestration.phases import PhaseScheduler, never_reached, parse_phases, shortened
 
 THREE = [
     {"name": "explore", "duration_steps": 20, "hooks": ["collect"], "policy": "random"},
@@ -33,21 +33,21 @@ def play(scheduler, limit=1000, metrics=None):
 
 
 def test_phases_repeat_and_end():
-    log = play(PhaseScheduler(parse_phases(THREE, 1000), 1000))
+    log = play(PhaseScheduler(parse_phases(THREE), 1000))
     cycle = [("dream", hook) for hook in ("collect", "update", "update", "evaluate")]
     expected = [("explore", "collect")] * 2 + cycle * 4 + [("finish", "collect")] * 10
     assert log == expected
 
 
 def test_until_ends_a_phase_when_the_metric_is_reached():
-    scheduler = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    scheduler = PhaseScheduler(parse_phases(THREE), 1000)
     log = play(scheduler, metrics=lambda s: {"eval/return_mean": s.total_steps / 10})
     # the ninth collect (80 steps before it) shows 8, the tenth 9: four collects fewer than max
     assert log.count(("finish", "collect")) == 4
 
 
 def test_the_budget_caps_the_whole():
-    scheduler = PhaseScheduler(parse_phases(THREE[:2], 45), 45)
+    scheduler = PhaseScheduler(parse_phases(THREE[:2]), 45)
     play(scheduler)
     assert scheduler.total_steps == 50  # the first multiple of 10 beyond 45, at the cycle's end
     assert scheduler.next_action() is None
@@ -55,17 +55,17 @@ def test_the_budget_caps_the_whole():
 
 def test_duration_updates_is_exact():
     blocks = [{"name": "fit", "type": "offline", "duration_updates": 5, "hooks": [{"update": 2}]}]
-    assert len(play(PhaseScheduler(parse_phases(blocks, 100), 100))) == 5
+    assert len(play(PhaseScheduler(parse_phases(blocks), 100))) == 5
 
 
 @pytest.mark.parametrize("cut", range(30))
 def test_resume_between_any_two_hooks(cut):
     """Save after every single action, restore into a new machine: the same story goes on."""
-    straight = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    straight = PhaseScheduler(parse_phases(THREE), 1000)
     whole = play(straight)
-    first = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    first = PhaseScheduler(parse_phases(THREE), 1000)
     begun = play(first, limit=cut)
-    second = PhaseScheduler(parse_phases(THREE, 1000), 1000)
+    second = PhaseScheduler(parse_phases(THREE), 1000)
     second.set_state(json.loads(json.dumps(first.get_state())))
     assert begun + play(second) == whole
     assert vars(second) == vars(straight)
@@ -73,7 +73,7 @@ def test_resume_between_any_two_hooks(cut):
 
 def test_the_view_tells_progress_and_extra_keys():
     blocks = [{"name": "a", "duration_steps": 40, "hooks": ["collect"], "temperature": 0.5}]
-    scheduler = PhaseScheduler(parse_phases(blocks, 1000), 1000)
+    scheduler = PhaseScheduler(parse_phases(blocks), 1000)
     scheduler.advance("collect", steps=10)
     view = scheduler.view()
     assert (view["progress"], view["temperature"], view["step"]) == (0.25, 0.5, 10)
@@ -86,7 +86,7 @@ def test_the_step_of_a_phase_is_that_of_the_run():
         {"name": "a", "duration_steps": 20, "hooks": ["collect"]},
         {"name": "b", "hooks": ["collect"]},
     ]
-    scheduler = PhaseScheduler(parse_phases(blocks, 1000), 1000)
+    scheduler = PhaseScheduler(parse_phases(blocks), 1000)
     seen = []
     for _ in range(4):
         seen.append((scheduler.view()["name"], scheduler.view()["step"]))
@@ -96,7 +96,7 @@ def test_the_step_of_a_phase_is_that_of_the_run():
 
 def test_a_skipped_update_counts_nothing_and_an_idle_phase_is_an_error():
     blocks = [{"name": "fit", "type": "offline", "duration_updates": 5, "hooks": ["update"]}]
-    scheduler = PhaseScheduler(parse_phases(blocks, 100), 100)
+    scheduler = PhaseScheduler(parse_phases(blocks), 100)
     with pytest.raises(ConfigError, match="'fit' makes no progress"):
         scheduler.advance("update", updates=0)
 
@@ -125,27 +125,66 @@ def test_a_skipped_update_counts_nothing_and_an_idle_phase_is_an_error():
             ],
             "'b' is unreachable: 'a' has no max_steps",
         ),
-        (
-            [
-                {"name": "a", "hooks": ["collect"], "duration_steps": "1e3"},
-                {"name": "b", "hooks": ["collect"]},
-            ],
-            r"'b' is unreachable: the phases before it take 1,000 of 100",
-        ),
     ],
 )
 def test_bad_phases(blocks, problem):
     with pytest.raises(ConfigError, match=problem):
-        parse_phases(blocks, 100)
+        parse_phases(blocks)
 
 
 def test_all_problems_at_once():
     blocks = [{"name": "a", "hooks": []}, {"name": "b", "hooks": ["x"], "type": "?"}]
     with pytest.raises(ConfigError) as caught:
-        parse_phases(blocks, 100)
+        parse_phases(blocks)
     assert len(caught.value.problems) == 2
 
 
 def test_workflow_hooks_is_accepted_for_hooks():
     blocks = [{"name": "a", "workflow_hooks": ["collect", "update_world_model"]}]
-    assert parse_phases(blocks, 100)[0].hooks == ("collect", "update_world_model")
+    assert parse_phases(blocks)[0].hooks == ("collect", "update_world_model")
+
+
+SOME = [
+    {"name": "look", "type": "eval_only", "hooks": ["evaluate"]},
+    {"name": "explore", "hooks": ["collect"], "duration_steps": "1e3"},
+    {"name": "see", "type": "offline", "hooks": ["update"], "duration_updates": 5_000},
+    {
+        "repeat": 3,
+        "phases": [
+            {"name": "act", "hooks": ["collect"], "duration_steps": 300, "extra": 7},
+            {"name": "fit", "type": "offline", "hooks": ["update"], "duration_cycles": 10},
+        ],
+    },
+    {"name": "rest", "hooks": ["collect"], "until": "x > 1", "max_steps": 900},
+    {"name": "end", "hooks": ["collect"]},
+]
+
+
+def test_a_share_of_every_phase():
+    found = shortened(SOME, 0.05, 20)
+    assert [each.get("duration_steps") for each in found] == [None, 50, None, None, None, None]
+    assert found[2]["duration_updates"] == 20  # 250, if it were not too many
+    inner = found[3]["phases"]
+    assert found[3]["repeat"] == 3 and inner[0]["duration_steps"] == 15 and inner[0]["extra"] == 7
+    assert inner[1]["duration_cycles"] == 1  # half of one would be none
+    assert found[4]["max_steps"] == 45 and found[4]["until"] == "x > 1"
+    assert found[0] == SOME[0] and found[5] == SOME[5]
+    assert SOME[1]["duration_steps"] == "1e3"  # those that were given stay as they are
+    assert [each.name for each in parse_phases(found)] == [each.name for each in parse_phases(SOME)]
+    assert shortened(SOME, 0.001, 20)[2]["duration_updates"] == 5
+
+
+@pytest.mark.parametrize(
+    ("total", "said"),
+    [
+        (1000, "phase 'see' is never reached: those before it take 1,000 of 1,000"),
+        (1001, "phase 'fit' is never reached: those before it take 1,300 of 1,001"),
+        (1301, "phase 'rest' is never reached: those before it take 1,900 of 1,301"),
+        (1901, ""),  # `rest` may be over at once
+    ],
+)
+def test_the_first_phase_after_the_end_is_named(total, said):
+    """1,000 steps, then three times 300."""
+    found = never_reached(parse_phases(SOME), total)
+    assert [line.partition(" total_timesteps")[0] for line in found] == ([said] if said else [])
+    assert all("--debug" in line for line in found)

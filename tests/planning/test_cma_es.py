@@ -34,7 +34,6 @@ def generations(es, cost, count):
 def test_it_finds_the_minimum_of_ten_numbers(cost, count):
     es = generations(search(10), cost, count)
     assert cost(es.mean) < 1e-8
-    assert -es.best_return < 1e-8 and cost(es.best) == -es.best_return
 
 
 @pytest.mark.parametrize("cost", [sphere, rosenbrock])
@@ -57,7 +56,7 @@ def test_more_is_better():
     es = search(2, sigma=1.0, start=np.zeros(2))
     for _ in range(30):
         es.tell(es.ask().sum(1))
-    assert es.mean.sum() > 10 and es.best.sum() == es.best_return > 10
+    assert es.mean.sum() > 10
 
 
 def test_candidates_stay_the_same_until_they_are_told():

@@ -9,7 +9,7 @@ import torch
 
 from rl_lab.planning.cem import CEMConfig, categorical_cem, cem, planner_noise
 from rl_lab.planning.mppi import MPPIConfig, mppi
-from rl_lab.planning.plans import Plan, imagined_return, repeated, shifted
+from rl_lab.planning.plans import Plan, imagined_return, repeated, shifted, shifted_chances
 
 SMALL = {"horizon": 3, "candidates": 200, "elites": 20, "iterations": 10}
 CEM = CEMConfig(**SMALL)
@@ -234,6 +234,29 @@ def test_a_plan_one_step_later():
     assert plan.action.tolist() == [[0.0, 1.0]]
     assert shifted(plan.mean).tolist() == [[[2.0, 3.0], [4.0, 5.0], [0.0, 0.0]]]
     assert shifted(plan.mean, 0.5)[0, -1].tolist() == [0.5, 0.5]
+
+
+def test_a_plan_of_discrete_actions_one_step_later():
+    # Half of 1, 0, 0, 0 and half of a quarter for each: 0.5 + 0.125, and 0.125 for the others.
+    sure = torch.tensor([[[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]])
+    later = shifted_chances(sure)
+    assert later.tolist() == [[[0.625, 0.125, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]]]
+
+
+def test_a_warm_start_can_be_left():
+    """The old plan is good, a better one begins when all actions change together."""
+
+    def evaluate(candidates):
+        chosen = candidates.argmax(-1)
+        return (chosen == 0).all(-1) + 2.0 * (chosen == 1).all(-1)
+
+    sure = torch.tensor([0.99, 0.005, 0.005]).expand(1, 3, 3)
+    few = CEMConfig(**{**SMALL, "candidates": 1000, "elites": 2})
+    noise = planner_noise(few, 1, 3, stream(), discrete=True)
+    stuck = categorical_cem(evaluate, shifted(sure, 1 / 3), noise, few)
+    free = categorical_cem(evaluate, shifted_chances(sure), noise, few)
+    assert stuck.mean[0].argmax(-1).tolist() == [0, 0, 0]
+    assert free.mean[0].argmax(-1).tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, TERMINATED
+from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec
@@ -24,6 +24,7 @@ from rl_lab.workflows.dreamer import (
     balanced_kl,
     critic_loss,
     reinforce_loss,
+    scaled,
     world_loss,
 )
 from tiny_runs import tiny_config
@@ -203,21 +204,30 @@ def one_number_critic(value: float) -> Scalar:
 
 
 def test_the_critics_loss_by_hand():
-    """V = 1, slow V = 3. Lesson A: returns 2, 5, weights 1, ½: ½ (1 · ½ + ½ · 8) = 2.25.
+    """V = 1, slow V = 3. Dreams: returns 2, 5, weights 1, ½: ½ (1 · ½ + ½ · 8) = 2.25.
 
     The pull to the slow critic is ½ · 2² = 2 per row: ½ (1 · 2 + ½ · 2) = 1.5, times its weight .1.
-    Lesson B: return 0, weight 1, scale .3: .3 (½ + .1 · 2) = .21.
+    Played: r = −2 on the way to a row whose dreams return 5, γ = .4: −2 + .4 · 5 = 0, weight 1,
+    scale .3: .3 (½ + .1 · 2) = .21.
     """
-    critic, slow = one_number_critic(1.0), one_number_critic(3.0)
-    first = Lesson(torch.zeros(2, 1), torch.tensor([2.0, 5.0]), torch.tensor([1.0, 0.5]))
-    second = Lesson(torch.zeros(1, 1), torch.tensor([0.0]), torch.tensor([1.0]))
-    lessons = ((first, number(1.0)), (second, number(0.3)))
-    loss, _ = critic_loss(critic, lessons, slow, number(0.1))
+    critic, slow = one_number_critic(1.0), torch.full((1, 2), 3.0)
+    weight = torch.tensor([[1.0, 0.5]])
+    dreams = Lesson(torch.zeros(1, 2, 1), torch.tensor([[2.0, 5.0]]), weight, slow)
+    no = torch.zeros(2, 1, dtype=torch.bool)
+    rows = {RESET: no, TERMINATED: no, TRUNCATED: no, REWARD: torch.tensor([[7.0], [-2.0]])}
+    scales = {"gamma": 0.4, "lambda": 0.7, "slow": 0.1, "replay": 0.3}
+    scales = {name: number(value) for name, value in scales.items()}
+    loss, _ = critic_loss(critic, dreams, rows, scales)
     assert loss.item() == pytest.approx(2.25 + 0.15 + 0.21, rel=1e-5)
-    alone, _ = critic_loss(critic, lessons[:1], None, number(0.1))
+    alone, _ = critic_loss(critic, dreams._replace(slow=None), None, scales)
     assert alone.item() == pytest.approx(2.25, rel=1e-5)
-    wanted = (critic.output.bias, slow.output.bias)
-    assert torch.autograd.grad(loss, wanted, allow_unused=True)[1] is None
+
+
+def test_gains_are_scaled_by_their_spread_but_never_made_larger():
+    config, gain = DreamerV3Config(), torch.tensor([6.0])
+    assert scaled(gain, torch.tensor([1.0, 4.0]), config).item() == 2.0
+    assert scaled(gain, torch.tensor([1.0, 1.5]), config).item() == 6.0
+    assert scaled(gain, torch.tensor([1.0, 4.0]), DreamerV2Config()).item() == 6.0
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -246,6 +256,10 @@ def test_versions_are_settings():
         ({"optimizer": OptimizerConfig(accumulate=2)}, "optimizer.accumulate must be 1"),
         ({"actor_rate": 0.0}, "actor_rate must be positive"),
         ({"deter": 9, "blocks": 2}, "blocks 2 does not divide deter 9"),
+        (
+            {"squashed": True, "actor_gradient": "dynamics", "entropy": 1e-3},
+            "entropy has no use with squashed",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(wrong, said):
@@ -257,6 +271,13 @@ def test_a_buffer_must_have_room_for_a_window():
     words = ["algorithm.name=dreamer_v3", "buffers.replay.capacity=16"]
     with pytest.raises(ConfigError, match="32"):
         tiny_config("CartPole-v1:random", *words)
+
+
+def test_a_window_is_of_one_environment():
+    words = ["algorithm.name=dreamer_v3", "environment.num_envs=4"]
+    with pytest.raises(ConfigError, match="room for 32 frames of each: capacity must be 132"):
+        tiny_config("CartPole-v1:random", *words, "buffers.replay.capacity=131")
+    tiny_config("CartPole-v1:random", *words, "buffers.replay.capacity=132")
 
 
 @pytest.mark.parametrize("key", ["unimix", "min_std", "actor_unimix"])

@@ -302,6 +302,15 @@ def test_a_warm_start_is_the_last_plan_one_step_later(pendulum):
     assert "plan" not in pendulum().initial_state(2)
 
 
+def test_a_warm_start_of_discrete_actions_leaves_room_for_others(tiny):
+    words = ["algorithm.planner.warm_start=true", "algorithm.planner.elites=1"]
+    run = tiny("CartPole-v1:random", *PLANET, *words)
+    decided = run.workflow.act(torch.zeros(2, 4), run.workflow.initial_state(2), deterministic=True)
+    plan = decided.state["plan"]
+    assert torch.allclose(plan.sum(-1), torch.ones(2, 3)) and (plan[:, -1] == 0.5).all()
+    assert 0.25 <= plan.min() < 0.26  # half of an even chance at least, however sure it was
+
+
 def test_masked_actions_are_never_taken(tiny):
     masked = ["environment.id='space_envs:Gates-v0'", "environment.wrappers=[{id: ActionMask}]"]
     run = tiny("CartPole-v1:random", *PLANET, *masked)
@@ -397,8 +406,9 @@ def test_what_cannot_work_is_refused(wrong, message):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("environment.normalize_obs=true", "does not normalise"),
+        ("environment.normalize_obs=true", "sees frames as they are"),
         ("network.memory.type=gru", "the world model is the memory"),
+        ("buffers={replay: {type: episodes, burn_in: 2}}", "burn_in must be 0: planet learns"),
         ("algorithm.optimizer.accumulate=2", "cannot be cut into pieces"),
         ("algorithm.planner.elites=2000", "must be at most candidates"),
     ],

@@ -221,9 +221,11 @@ def test_it_draws_what_it_foresaw(run):
     play(run, "collect")
     run.scheduler.hook = 0
     play(run, "collect")
-    film = run.workflow.pictures([])["open_loop"].layers[0]
+    film = run.workflow.pictures([])["open_loop_obs"].layers[0]
     assert film.labels == ["truth", "model", "error"]
-    assert [strip.shape for strip in film.strips] == [(16, 3, 32, 32)] * 3
+    frames = run.buffers["replay"].newest(5 + 16)["obs"][5:, 0]  # those behind the ones it saw
+    assert len(frames) > 3 and film.strips[1].shape == (len(frames), 3, 32, 32)
+    assert np.allclose(film.strips[0], frames.numpy() / 255)
     assert np.allclose(film.strips[2], np.abs(film.strips[0] - film.strips[1]))
 
 

@@ -124,6 +124,7 @@ def as_trajectory(arrays: Columns, spec: EnvSpec, where: str) -> Batch:
     arrays = {TRUNCATED: np.zeros(steps, np.bool_), **arrays}
     frames = frame_layout(spec)
     after = {name: name.replace(OBS, NEXT_OBS, 1) for name in frames}
+    derived = not set(after.values()) <= set(arrays)
     for name, follower in after.items():
         if follower not in arrays and len(arrays.get(name, ())) == steps + 1:
             arrays[follower], arrays[name] = arrays[name][1:], arrays[name][:-1]
@@ -142,6 +143,11 @@ def as_trajectory(arrays: Columns, spec: EnvSpec, where: str) -> Batch:
     _check_bounds(rows[ACTION], spec, where)
     begins = np.ones(steps, np.bool_)
     begins[1:] = (rows[TERMINATED] | rows[TRUNCATED])[:-1]
+    if derived and begins[1:].any():
+        raise UserError(
+            f"{where} has several episodes and no '{NEXT_OBS}': their final frames would be "
+            "missing; give it, or a file for every episode"
+        )
     for name, follower in after.items():  # a file may have gaps
         differs = rows[name][1:] != rows[follower][:-1]
         begins[1:] |= differs.any(axis=tuple(range(1, differs.ndim)))

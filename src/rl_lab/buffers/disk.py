@@ -4,15 +4,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rl_lab.buffers.disk_ring import DiskRing, memory_needed, written
+from rl_lab.buffers.disk_ring import DiskRing, written
 from rl_lab.buffers.sequence import INDEX_BYTES, SequenceConfig, SequenceReplay
-from rl_lab.buffers.storage import Steps
+from rl_lab.buffers.storage import Steps, frame_layout, layout, row_bytes
 from rl_lab.core.batch import Batch
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup
 
 MIB = 2**20
+SEGMENT = 16 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class DiskConfig(SequenceConfig):
     mode: Literal["append", "read"] = option(
         "append", "append: what is collected is added; read: nothing is"
     )
-    segment: int = option(16 * MIB, "bytes of a file")
+    segment: int = option(SEGMENT, "bytes of a file")
     ram: int = option(256 * MIB, "bytes of files that are mapped into memory at a time")
 
     def __post_init__(self) -> None:
@@ -57,10 +58,8 @@ class DiskReplay(SequenceReplay):
             self.end()
 
     def needed_bytes(self, rows: int) -> int:
-        """Memory, not disk: the index, flags, and what waits to be written."""
-        num_envs, segment = self.setup.num_envs, self.config.segment
-        held = memory_needed(self.setup.spec, rows, num_envs, segment)
-        return held + INDEX_BYTES * rows * num_envs
+        """Memory, not disk."""
+        return memory_needed(self.setup, rows, self.config.segment)
 
     def make_ring(self, rows: int) -> Steps:
         """What is in the folder already, and what will be added."""
@@ -78,3 +77,14 @@ class DiskReplay(SequenceReplay):
         super().load_state_dict(state)
         if self.config.mode == "read":
             self.end()
+        else:
+            assert isinstance(self.ring, DiskRing)
+            self.ring.check_leftover()  # now, and not when the first file is full
+
+
+def memory_needed(setup: BufferSetup, rows: int, segment: int) -> int:
+    """What frames in files take of memory: the index, a flag per row, two segments that wait."""
+    spec, num_envs = setup.spec, setup.num_envs
+    waiting = 2 * max(segment, row_bytes(layout(spec)) * num_envs)
+    heads = 2 * num_envs * row_bytes(frame_layout(spec))
+    return (INDEX_BYTES + 1) * rows * num_envs + waiting + heads

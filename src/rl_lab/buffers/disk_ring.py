@@ -29,7 +29,7 @@ from rl_lab.buffers.segments import (
     write_durably,
     write_segment,
 )
-from rl_lab.buffers.storage import CUT, Layout, Ring, Steps, frame_layout, layout, row_bytes
+from rl_lab.buffers.storage import CUT, Ring, Steps, layout, row_bytes
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -65,7 +65,7 @@ class DiskRing(Steps):
         self.mapped: OrderedDict[int, Mapped] = OrderedDict()  # by first step, last used last
         self.places: dict[int, Places] = {}  # of the arrays in the files that were verified
         self.cut = np.zeros(self.capacity, np.bool_)  # of sealed rows
-        self.leftover: list[Path] = []  # written after the checkpoint that this run came from
+        self.leftover: list[Segment] = []  # written after the checkpoint that this run came from
         check_about(folder, spec, num_envs)
         segments = find_segments(folder)
         self._open(segments, base=segments[-1].stop if segments else 0)
@@ -153,8 +153,9 @@ class DiskRing(Steps):
     def _clear_the_way(self) -> None:
         """Delete what a resumed run has left behind; nobody else may have written here."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path in reversed(self.leftover):  # never a gap, whenever this is interrupted
-            path.unlink(missing_ok=True)
+        self.check_leftover()
+        for each in reversed(self.leftover):  # never a gap, whenever this is interrupted
+            each.path.unlink(missing_ok=True)
         self.leftover = []
         known = {each.path.name for each in self.segments}
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
@@ -163,6 +164,19 @@ class DiskRing(Steps):
         if not (self.folder / ABOUT).exists():
             text = json.dumps(about(self.spec, self.num_envs), indent=2).encode()
             write_durably(self.folder / ABOUT, lambda file: file.write(text))
+
+    def check_leftover(self) -> None:
+        """Refuse to go on where that would delete what another run has added in the meantime.
+
+        A run's first file does not follow what was there. Ours begins at `base`; any other that
+        does not follow is the first one of somebody else.
+        """
+        for each in self.leftover:
+            if each.first != self.base and not read_array(each.path, FOLLOWS):
+                raise UserError(
+                    f"{each.path} was added by another run after the checkpoint, and going on "
+                    "would delete it: every run needs its own folder"
+                )
 
     # ------------------------------------------------------------ reading
 
@@ -249,7 +263,7 @@ class DiskRing(Steps):
         if len(found) < kept:
             missing = state["segments"][len(found)]
             raise UserError(f"{self.folder / missing} is missing: the checkpoint needs it")
-        self.leftover = [each.path for each in found[kept:]]
+        self.leftover = found[kept:]
         self._open(found[:kept], base=int(state["base"]), tail=state["tail"])
 
 
@@ -287,10 +301,3 @@ def check_about(folder: Path, spec: EnvSpec, num_envs: int) -> None:
     for key in ("num_envs", "columns"):
         if found is not None and found[key] != here[key]:
             raise UserError(f"{folder} has {key} = {found[key]}, here it is {here[key]}")
-
-
-def memory_needed(spec: EnvSpec, rows: int, num_envs: int, segment: int) -> int:
-    """What a disk ring takes of memory: a flag per row, and two segments of waiting ones."""
-    columns: Layout = layout(spec)
-    waiting = 2 * max(segment, row_bytes(columns) * num_envs)
-    return rows * num_envs + waiting + 2 * num_envs * row_bytes(frame_layout(spec))

@@ -1,8 +1,9 @@
 """Episode replay: finished episodes, each as likely as any other, however long it was.
 
-Windows lie in one episode. One that begins in mid-episode starts with rows that only warm a memory
-up (Kapturowski et al. 2019, R2D2): BURN_IN is True there, and nothing is learned from them. One
-that begins with its episode needs none: what a memory starts with is exact there.
+Windows lie in one episode. One that begins in mid-episode starts with rows that are meant to warm a
+memory up (Kapturowski et al. 2019, R2D2): BURN_IN is True there. It is up to the algorithm to learn
+nothing from them; none of ours looks at it. One that begins with its episode needs none: what a
+memory starts with is exact there.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ class EpisodesConfig(SequenceConfig):
 
     type: str = option("episodes", "finished episodes, each equally likely whatever its length")
     within_episodes: bool = option(True, "always: a window lies in one episode")
-    burn_in: int = option(0, "first frames of a window that only warm a memory up")
+    burn_in: int = option(0, "frames of a window to warm a memory up; for algorithms of your own")
     recent_ratio: float = option(0.0, "share of every batch that comes from the newest episodes")
     recent: int = option(10, "how many episodes are the newest ones")
 

@@ -42,12 +42,12 @@ class Latents:
         elif self.values is not None:
             self.values[number % ring.capacity] = 0
 
-    def read(self, number: Array, final: Array) -> Array | None:
-        """The states of these transitions; zeros for their final frames."""
+    def read(self, number: Array, unknown: Array) -> Array | None:
+        """The states of these transitions; zeros where they are not to be known."""
         if self.values is None:
             return None
         found = self.values.take(number % self.ring.capacity, axis=0)
-        found[final] = 0
+        found[unknown] = 0
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.buffers.datasets import Dataset, open_dataset
-from rl_lab.buffers.disk_ring import DiskRing, memory_needed, read_about
-from rl_lab.buffers.sequence import INDEX_BYTES, SequenceConfig, SequenceReplay
+from rl_lab.buffers.disk import MIB, SEGMENT, memory_needed
+from rl_lab.buffers.disk_ring import DiskRing, read_about
+from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.buffers.storage import Ring, Steps
 from rl_lab.core.batch import ACTION, REWARD, Batch
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup
-
-MIB = 2**20
-SEGMENT = 16 * MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +59,7 @@ class OfflineReplay(SequenceReplay):
         """Memory: everything, or only the index of what stays on disk."""
         if self.dataset is not None:
             return super().needed_bytes(rows)
-        num_envs = self.setup.num_envs
-        held = memory_needed(self.setup.spec, rows, num_envs, SEGMENT)
-        return held + INDEX_BYTES * rows * num_envs
+        return memory_needed(self.setup, rows, SEGMENT)
 
     def make_ring(self, rows: int) -> Steps:
         """The whole dataset."""

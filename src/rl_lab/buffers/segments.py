@@ -56,6 +56,7 @@ class Mapped:
 
     def __init__(self, segment: Segment, num_envs: int, places: Places) -> None:
         self.segment, self.num_envs = segment, num_envs
+        self.ends: Array | None = None  # rows that have a final frame, once that was asked for
         file: Array = np.memmap(segment.path, np.uint8, "r")
         self.columns: Columns = {
             name: file[offset : offset + kind.itemsize * math.prod(shape)].view(kind).reshape(shape)
@@ -72,8 +73,9 @@ class Mapped:
         last = row >= (self.segment.count - 1) * self.num_envs
         found = np.array(self.columns[f"{HEAD}/{name}"][row % self.num_envs])
         inner = np.flatnonzero(~last)
-        which = np.cumsum(self.columns[CUT]) - 1
-        found[inner] = self.columns[f"{FINAL}/{name}"][which[row[inner]]]
+        if self.ends is None:
+            self.ends = np.flatnonzero(self.columns[CUT])
+        found[inner] = self.columns[f"{FINAL}/{name}"][np.searchsorted(self.ends, row[inner])]
         return found
 
 

@@ -98,18 +98,23 @@ class SequenceReplay(UniformReplay):
         """`count` batches of windows at once, [count, length, batch_size, …].
 
         With `latents`, INDEX says where states are stored, and LATENT [count, batch_size, D] is the
-        state after the first frame of each window (missing until there is any).
+        state before the first frame of each window, zeros if there is none (missing until there
+        is any).
         """
         env, first = self.draw_windows(batch_size * count, length)
         return self.read_windows(env, first, length, count)
 
     def newest(self, length: int) -> Batch | None:
-        """The newest window of one environment, [length, 1, …], for looking: nothing is drawn."""
-        there = self.streams.next - self.streams.usable()
-        env = np.array([there.argmax()])
-        if there.max() < length:
+        """The newest window of one episode, [length, 1, …], for looking: nothing is drawn.
+
+        It is shorter where no episode has so many frames.
+        """
+        pieces = self.streams.pieces()
+        there = pieces.stop - pieces.first
+        if (length := min(length, int(there.max()))) < 1:
             return None
-        window = self.read_windows(env, self.streams.next[env] - length, length)
+        which = np.flatnonzero(there >= length)[-1:]
+        window = self.read_windows(pieces.env[which], pieces.stop[which] - length, length)
         return {name: picked(rows, 0) for name, rows in window.items()}
 
     def draw_windows(self, count: int, length: int) -> tuple[Positions, Positions]:
@@ -147,8 +152,9 @@ class SequenceReplay(UniformReplay):
         owner = np.broadcast_to(env.reshape(count, 1, -1), lead)
         batch = self.as_tensors(self.frames_at(owner.reshape(-1), position.reshape(-1)), lead)
         if self.latents is not None:
-            number, final, _ = self.streams.look_up(env, first)
-            if (states := self.latents.read(number, final)) is not None:
+            number, final, _ = self.streams.look_up(env, first - 1)
+            unknown = final | (first <= self.streams.first[env])
+            if (states := self.latents.read(number, unknown)) is not None:
                 batch |= self.as_tensors({LATENT: states}, (lead[0], lead[2]))
         return batch
 

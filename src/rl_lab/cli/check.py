@@ -4,14 +4,17 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.cli.printing import pairs, say, say_json, table
+from rl_lab.cli.printing import pairs, say, say_json, table, warn
+from rl_lab.cli.smoke import StoppedError
 from rl_lab.core.errors import UserError
 
-# The first that an algorithm does not refuse: discrete actions, continuous ones, a table, arms.
-STAND_INS = ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Bandit-v0")
+# The first that an algorithm does not refuse: discrete actions, continuous ones, a table, arms,
+# images.
+STAND_INS = ("CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Bandit-v0", "PixelTrack-v0")
 TINY: dict[str, Any] = {
     "environment.num_envs": 2,
     "training.total_timesteps": 1_024,
@@ -60,8 +63,12 @@ def algorithm(name: str, *, plugins: Sequence[Path], as_json: bool) -> int:
         try:
             different = compare_interrupted(id, name, plugins)
         except UserError as error:
+            warn(f"{id} does not do: {str(error).splitlines()[0]}")
             refusals.append(f"{id}: {error}")
             continue
+        except StoppedError as stop:
+            warn("interrupted")
+            return stop.code
         if as_json:
             say_json({"algorithm": name, "environment": id, "exact": not different,
                       "differences": different})  # fmt: skip
@@ -84,12 +91,18 @@ def compare_interrupted(id: str, name: str, plugins: Sequence[Path] = ()) -> lis
     with tempfile.TemporaryDirectory(prefix="rl-lab-check-") as folder:
         root = Path(folder)
         settings = {"environment.id": id, "algorithm.name": name, **TINY}  # no preset
-        straight = api.train(runs_dir=root, plugins=plugins, **settings)
-        broken = api.train(runs_dir=root, plugins=plugins, view=_interrupting, **settings)
-        if broken.exit_code == 0:
+        train = partial(api.train, runs_dir=root, plugins=plugins, small=True, **settings)
+        warn(f"[1/3] {name} on {id}, without a break")
+        straight = _unless_stopped(train())
+        warn(f"[2/3] {name} on {id}, interrupted half way")
+        interruption = _interruption()
+        broken = train(view=lambda *_: [interruption])
+        if not interruption.happened:
+            _unless_stopped(broken)
             raise UserError("it ended before it could be interrupted")
+        warn(f"[3/3] {name} on {id}, resumed")
         torch.manual_seed(1)  # a new process would not share our random stream
-        resumed = api.resume(str(broken.run.path), runs_dir=root)
+        resumed = _unless_stopped(api.resume(str(broken.run.path), runs_dir=root))
         states = [CheckpointStore(each.run.checkpoints).load()[0] for each in (straight, resumed)]
         for state in states:
             state["parts"]["progress"].pop("resumes")  # the one thing that must differ
@@ -99,15 +112,26 @@ def compare_interrupted(id: str, name: str, plugins: Sequence[Path] = ()) -> lis
         return found
 
 
-def _interrupting(config: Any, directory: Any, start: int) -> Sequence[Any]:
-    """As if somebody asked the process to stop after the first row of metrics."""
+def _unless_stopped(outcome: Any) -> Any:
+    """The outcome of a run that nobody stopped from outside: half a run proves nothing."""
+    if outcome.exit_code:
+        raise StoppedError(outcome.exit_code)
+    return outcome
+
+
+def _interruption() -> Any:
+    """As if somebody asked the process to stop half way, after a row of metrics."""
     from rl_lab.records.sinks import Sink
 
     class Interruption(Sink):
-        def write(self, step: int, row: Mapping[str, float]) -> None:
-            signal.raise_signal(signal.SIGTERM)
+        happened = False
 
-    return [Interruption()]
+        def write(self, step: int, row: Mapping[str, float]) -> None:
+            if not self.happened and step >= TINY["training.total_timesteps"] // 2:
+                self.happened = True
+                signal.raise_signal(signal.SIGTERM)
+
+    return Interruption()
 
 
 def install(runs_dir: Path, *, as_json: bool) -> int:

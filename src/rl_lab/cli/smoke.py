@@ -1,4 +1,4 @@
-"""`rl-lab smoke`: a short real training of every preset, random steps in every environment."""
+"""`rl-lab smoke`: a small real training of every preset, random steps in every environment."""
 
 import tempfile
 import time
@@ -116,7 +116,7 @@ def _training(name: str, timesteps: int, config_dirs: Sequence[Path]) -> Callabl
 
         words = [as_override(path, value) for path, value in SHORT.items()]
         words.append(f"training.total_timesteps={timesteps}")
-        config, _ = configure(name, words, config_dirs=config_dirs)
+        config, _ = configure(name, words, config_dirs=config_dirs, small=True)
         with tempfile.TemporaryDirectory(prefix="rl-lab-smoke-") as folder:
             outcome = train(config, root=Path(folder))
         if outcome.exit_code:

@@ -79,6 +79,7 @@ class Request:
             config_file=self.config_file,
             config_dirs=self.config_dirs,
             plugins=self.plugins,
+            small=self.debug and self.fork is None,
         )
 
 

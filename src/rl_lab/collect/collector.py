@@ -93,10 +93,11 @@ class RolloutCollector:
     ) -> CollectResult:
         """`steps` real transitions of every environment, in time order.
 
-        `state` is what a memory starts an episode with. A bad number in an observation or a reward
+        `state` is what a memory starts an episode with; a memory of other names and shapes is
+        another policy's and is not taken over. A bad number in an observation or a reward
         raises before anything of this call has reached a buffer or a statistic.
         """
-        if self.memory is None:
+        if _shapes(self.memory) != _shapes(state):  # nobody's yet, or another policy has played
             self.memory = state
         if policy is not None and self.simulation is not None and (pure := policy()) is not None:
             return self._simulate(self.simulation, pure, steps)
@@ -243,6 +244,11 @@ def _check_masks(mask: Array, action: Space) -> None:
                 f"environment {env} forbids every action (its action_mask is all zeros), "
                 f"{time + 1} steps into a rollout: nothing legal can be done there"
             )
+
+
+def _shapes(memory: Tree) -> dict[str, Any]:
+    """What a memory is made of; those of two policies differ in it."""
+    return {name: getattr(leaf, "shape", None) for name, leaf in named_leaves(memory)}
 
 
 def _require_same_shape(saved: Array, here: Array) -> None:

@@ -50,14 +50,14 @@ def vector_size(space: Space) -> int:
 def as_vector(space: Space, x: Tensor) -> Tensor:
     """Elements [..., *shape] as floats [..., vector_size]: one-hot for indices, flat for a Box."""
     if isinstance(space, Discrete):
-        return _one_hot(x, space.n)
+        return one_hot(x, space.n)
     if isinstance(space, MultiDiscrete):
         columns = zip(x.unbind(-1), space.nvec, strict=True)
-        return torch.cat([_one_hot(column, n) for column, n in columns], dim=-1)
+        return torch.cat([one_hot(column, n) for column, n in columns], dim=-1)
     lead = x.shape[: x.dim() - len(space.shape)]
     return x.reshape(*lead, space.size).float()
 
 
-def _one_hot(index: Tensor, n: int) -> Tensor:
-    """torch's own looks at the largest index on the host, which cannot be compiled."""
+def one_hot(index: Tensor, n: int) -> Tensor:
+    """Indices [...] to floats [..., n]. torch's own looks at values: it cannot be compiled."""
     return (index.unsqueeze(-1) == torch.arange(n, device=index.device)).float()

@@ -7,6 +7,7 @@ dimensions, so both have the batch's shape.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -167,8 +168,9 @@ class SquashedGaussian:
 
 def action_noise(action: Space, lead: Sequence[int], generator: Generator) -> Tensor:
     """What `pick` wants for actions of this space, [*lead, …]."""
+    empty = partial(torch.empty, *lead, device=generator.device)
     if isinstance(action, Discrete):
-        return torch.empty(*lead, action.n).exponential_(generator=generator)
+        return empty(action.n).exponential_(generator=generator)
     if isinstance(action, MultiDiscrete):
-        return torch.empty(*lead, sum(action.nvec)).exponential_(generator=generator)
-    return torch.empty(*lead, action.size).normal_(generator=generator)
+        return empty(sum(action.nvec)).exponential_(generator=generator)
+    return empty(action.size).normal_(generator=generator)

@@ -88,7 +88,7 @@ class Sequences(Stateful, Protocol):
         """
 
     def newest(self, length: int) -> Batch | None:
-        """The newest window of one environment, [length, 1, …], if there is one. For looking."""
+        """The newest window of one episode, [length, 1, …] or shorter, if any. For looking."""
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,26 @@
 
     env = DreamEnv(workflow, starts, observation_space, action_space)
 
-`workflow` is an algorithm that dreams (`world_models` does), `starts` are real frames [T, M, …] as
-a sequence buffer gives them; each episode begins after one of the M windows.
+`workflow` is an algorithm that dreams (`world_models`, `dreamer_v3`, …), `starts` are real frames
+[T, M, …] as a sequence buffer gives them; each episode begins after one of the M windows.
 """
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
-from rl_lab.core.batch import Batch
-from rl_lab.core.tree import map_leaves
+from rl_lab.core.batch import Array, Batch
+from rl_lab.core.errors import UserError
+from rl_lab.core.tree import first_leaf, map_leaves, picked
+from rl_lab.envs.spaces import channel_axis
 
 State = Any  # of a dream: a tree of tensors [N, …]
+_SMALLEST = 4  # pixels: to a model, an image that is not larger is a vector
 
 
 class Dreams(Protocol):
@@ -30,8 +35,11 @@ class Dreams(Protocol):
     ) -> tuple[State, Tensor, Tensor]:
         """After actions [N, …]: the state, rewards [N], and chances to go on [N]."""
 
-    def look(self, state: State) -> Tensor:
-        """What states look like: images [N, C, H, W] in [0, 1]."""
+    def look(self, state: State) -> Any:
+        """What states look like: images [N, C, H, W] in [0, 1], vectors in their own units.
+
+        A tensor, or one for each part of the observation, by name.
+        """
 
 
 class DreamEnv(gym.Env[Any, Any]):
@@ -54,7 +62,7 @@ class DreamEnv(gym.Env[Any, Any]):
         self.observation_space, self.action_space = observation_space, action_space
         self.max_episode_steps = max_episode_steps
         self.render_mode = render_mode
-        self.generator = torch.Generator()
+        self.generator: torch.Generator | None = None
         self.state: State = None
         self.elapsed = 0
 
@@ -63,15 +71,17 @@ class DreamEnv(gym.Env[Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Begin after one of the real windows, drawn at random."""
         super().reset(seed=seed)
-        self.generator.manual_seed(int(self.np_random.integers(2**31)))
+        luck = int(self.np_random.integers(2**31))
         window = int(self.np_random.integers(self.starts["reset"].shape[1]))
         seen = map_leaves(lambda leaf: leaf[:, window : window + 1], self.starts)
         self.state = self.workflow.begin_dream(seen)
+        self.generator = torch.Generator(first_leaf(self.state).device).manual_seed(luck)
         self.elapsed = 0
         return self._frame(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the model makes of it."""
+        assert self.generator is not None, "reset comes first"
         rows = torch.as_tensor(np.asarray(action)).unsqueeze(0)
         self.state, reward, going_on = self.workflow.dream_step(self.state, rows, self.generator)
         self.elapsed += 1
@@ -85,8 +95,40 @@ class DreamEnv(gym.Env[Any, Any]):
         return self._frame()
 
     def _frame(self) -> Any:
-        """As the environment that was learnt shows it: channels last, bytes if it has bytes."""
-        image = self.workflow.look(self.state)[0].permute(1, 2, 0).numpy(force=True)
-        if self.observation_space.dtype == np.uint8:
-            return (255 * image).round().astype(np.uint8)
-        return image.astype(self.observation_space.dtype)
+        return as_shown(self.observation_space, picked(self.workflow.look(self.state), 0))
+
+
+def as_shown(space: gym.Space[Any], looks: Any, name: str = "") -> Any:
+    """What a model shows, a tensor or several by name, as the environment that was learnt does."""
+    inner = f"{name}/" if name else ""
+    if isinstance(space, spaces.Dict):
+        return {key: as_shown(part, looks, f"{inner}{key}") for key, part in space.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(as_shown(part, looks, f"{inner}{at}") for at, part in enumerate(space))
+    if isinstance(looks, Mapping):
+        if name not in looks:
+            raise UserError(
+                f"the model shows no '{name}', only {', '.join(looks)}: leave it out of the "
+                "observation space"
+            )
+        looks = looks[name]
+    row: Array = looks.numpy(force=True)
+    if isinstance(space, spaces.Discrete):
+        return np.int64(row + space.start)
+    if isinstance(space, spaces.MultiDiscrete):
+        return (row.reshape(space.shape) + space.start).astype(space.dtype)
+    assert isinstance(space, spaces.Box | spaces.MultiBinary), space
+    return _box(row, space)
+
+
+def _box(row: Array, space: spaces.Box | spaces.MultiBinary) -> Array:
+    """Bytes where it has bytes, channels last where it has them last, and within its bounds."""
+    low, high = (space.low, space.high) if isinstance(space, spaces.Box) else (0, 1)
+    kind = np.dtype(space.dtype)
+    if row.ndim == 3 and kind == np.uint8 and min(row.shape[1:]) > _SMALLEST:
+        row = 255 * row
+    if len(space.shape) == 3 and channel_axis(space.shape) == -1:
+        row = row.transpose(1, 2, 0)
+    whole = np.rint(row) if kind.kind in "iu" else row
+    shown: Array = np.clip(whole.reshape(space.shape), low, high).astype(kind)
+    return shown

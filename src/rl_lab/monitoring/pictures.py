@@ -1,8 +1,9 @@
 """Pictures of a run in training: drawn by matplotlib without a screen, one file each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,10 @@ LEAST_PIXELS = 192  # width of a moving picture
 
 
 class PictureSink(Sink):
-    """Writes `NAME-STEP.png` into a folder of the run, and a moving `.gif` for a film."""
+    """Writes `NAME-STEP.png` into a folder of the run, and a moving picture for a film.
+
+    That is an `.mp4` where imageio-ffmpeg is installed, else a `.gif`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,7 +36,8 @@ class PictureSink(Sink):
             write_atomically(file, render(picture))
             for layer in picture.layers:
                 if isinstance(layer, Film):
-                    write_atomically(file.with_suffix(".gif"), render_film(layer))
+                    suffix, moving = render_film(layer)
+                    write_atomically(file.with_suffix(suffix), moving)
 
 
 def render(picture: Picture) -> bytes:
@@ -97,19 +102,41 @@ def film_frames(film: Film) -> Array:
     return (np.stack(sheets) * 255).astype(np.uint8)
 
 
-def render_film(film: Film) -> bytes:
-    """The bytes of an animated GIF."""
+def render_film(film: Film) -> tuple[str, bytes]:
+    """A moving picture: the suffix of its kind, and the bytes."""
+    frames = film_frames(film)
+    times = max(LEAST_PIXELS // frames.shape[2], 1)  # so that small ones can be seen
+    frames = frames.repeat(times, 1).repeat(times, 2)
+    try:
+        import imageio_ffmpeg  # brings a program of its own: optional
+    except ImportError:
+        return ".gif", _gif(frames)
+    return ".mp4", _mp4(frames, imageio_ffmpeg.write_frames)
+
+
+def _gif(frames: Array) -> bytes:
     from PIL import Image  # comes with matplotlib
 
-    frames = [Image.fromarray(frame).resize(_enlarged(frame), 0) for frame in film_frames(film)]
+    first, *rest = map(Image.fromarray, frames)
     file = BytesIO()
-    frames[0].save(
-        file, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MILLISECONDS, loop=0
-    )
+    first.save(file, "GIF", save_all=True, append_images=rest, duration=FRAME_MILLISECONDS, loop=0)
     return file.getvalue()
 
 
-def _enlarged(frame: Array) -> tuple[int, int]:
-    """Width and height at which small frames can be seen."""
-    times = max(LEAST_PIXELS // frame.shape[1], 1)
-    return frame.shape[1] * times, frame.shape[0] * times
+def _mp4(frames: Array, write_frames: Callable[..., Any]) -> bytes:
+    odd = [size % 2 for size in frames.shape[1:3]]  # H.264 wants even sizes
+    frames = np.pad(frames, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)))
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "film.mp4"
+        writer = write_frames(
+            str(file),
+            frames.shape[2:0:-1],
+            fps=1000 / FRAME_MILLISECONDS,
+            macro_block_size=2,
+            output_params=["-threads", "1", "-bitexact"],  # the same film is the same bytes
+        )
+        writer.send(None)
+        for frame in frames:
+            writer.send(np.ascontiguousarray(frame))
+        writer.close()
+        return file.read_bytes()

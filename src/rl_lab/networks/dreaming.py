@@ -22,13 +22,13 @@ from rl_lab.core.batch import (
 from rl_lab.core.picture import Film, Lines, Picture
 from rl_lab.core.returns import lambda_return
 from rl_lab.core.spec import Space
-from rl_lab.networks.cnn import is_image
 from rl_lab.networks.rssm import State
 from rl_lab.networks.world_actor import WorldActor
-from rl_lab.networks.worlds import WorldModel
+from rl_lab.networks.worlds import Scalar, WorldModel, is_picture
 
 CONTINUES = "continues"
 SEEN = 5  # frames that open-loop predictions begin with
+LOW, HIGH = 0.05, 0.95  # the percentiles between which the spread of returns lies
 DRAWN = 6  # numbers of a vector that are drawn, at most
 
 
@@ -42,7 +42,13 @@ class Dream(NamedTuple):
 
 
 def dream(
-    world: WorldModel, actor: WorldActor, start: State, latent_noise: Tensor, action_noise: Tensor
+    world: WorldModel,
+    actor: WorldActor,
+    start: State,
+    latent_noise: Tensor,
+    action_noise: Tensor,
+    *,
+    ends: bool = True,
 ) -> Dream:
     """The dream that the noise [H, M, …] decides. Gradients can flow through all of it."""
     state, features, actions = start, [world.rssm.features(start)], []
@@ -51,7 +57,8 @@ def dream(
         state = world.rssm.imagine_step(state, actions[-1], latent)
         features.append(world.rssm.features(state))
     every = torch.stack(features)
-    reward, continues = world.reward.mean(every[1:]), world.going_on(every[1:])
+    reward = world.reward.mean(every[1:])
+    continues = world.going_on(every[1:]) if ends else torch.ones_like(reward)
     return Dream(every, torch.stack(actions), reward, continues)
 
 
@@ -71,15 +78,81 @@ class Lesson(NamedTuple):
     features: Tensor
     returns: Tensor
     weight: Tensor
+    slow: Tensor | None  # what the slow critic says of them, if that is to matter
+
+
+def lesson_of(
+    dreamed: Dream,
+    root: Tensor,
+    values: Tensor,
+    slow: Tensor | None,
+    *,
+    gamma: float | Tensor,
+    lambda_: float | Tensor,
+) -> Lesson:
+    """The returns of a dream's H decisions; `values` and `slow` are of its H + 1 states."""
+    returns = lambda_return(
+        dreamed.reward, values[1:], dreamed.continues, gamma=gamma, lambda_=lambda_
+    )
+    weight = dream_weights(root, dreamed.continues, gamma)
+    return Lesson(dreamed.features[:-1], returns, weight, None if slow is None else slow[:-1])
+
+
+def followed(spread: Tensor, returns: Tensor, rate: Tensor) -> Tensor:
+    """The low and the high percentile of returns [2], a little nearer to those of these returns."""
+    percentiles = torch.tensor([LOW, HIGH], device=returns.device)
+    return torch.lerp(spread, torch.quantile(returns.detach().flatten(), percentiles), rate)
+
+
+class Dreamed(NamedTuple):
+    """What dreams have to teach."""
+
+    lesson: Lesson  # for the critic
+    action: Tensor  # [H, M, A]
+    values: Tensor  # [H, M] of where each was decided
+    spread: Tensor  # [2] percentiles of returns
+
+
+def learn_in_dreams(
+    world: WorldModel,
+    critic: Scalar,
+    slow: Scalar,
+    actor: WorldActor,
+    start: State,
+    root: Tensor,
+    noises: tuple[Tensor, Tensor],
+    spread: Tensor,
+    scales: dict[str, Tensor],
+    *,
+    slow_target: bool,
+    near_slow: bool,
+    follow_spread: bool,
+    ends: bool,
+) -> Dreamed:
+    """Dream from states [M, …], and judge what was done. Gradients can flow through all of it.
+
+    Returns are bootstrapped from the slow critic or from the quick one.
+    """
+    dreamed = dream(world, actor, start, *noises, ends=ends)
+    values = (slow if slow_target else critic).mean(dreamed.features)
+    pull = slow.mean(dreamed.features).detach() if near_slow else None
+    gamma, lambda_ = scales["gamma"], scales["lambda"]
+    lesson = lesson_of(dreamed, root, values, pull, gamma=gamma, lambda_=lambda_)
+    if follow_spread:
+        spread = followed(spread, lesson.returns, scales["normalizer"])
+    return Dreamed(lesson, dreamed.action, values[:-1], spread)
 
 
 def replayed_lesson(
-    rows: Batch, features: Tensor, returns: Tensor, *, gamma: float, lambda_: float
+    rows: Batch, dreams: Lesson, *, gamma: float | Tensor, lambda_: float | Tensor
 ) -> Lesson:
-    """Values of what was really played [T, B, …]; `returns` are those of dreams from each row.
+    """Values of what was really played [T, B, …], where dreams began from each row.
 
     A step leads from row t to row t + 1; there is none from the last frame of an episode.
     """
+    shape = rows[RESET].shape
+    features, returns = (each[0].unflatten(0, shape) for each in (dreams.features, dreams.returns))
+    slow = None if dreams.slow is None else dreams.slow[0].unflatten(0, shape)[:-1]
     over = rows[TERMINATED] | rows[TRUNCATED]
     targets = lambda_return(
         rows[REWARD][1:],
@@ -89,7 +162,8 @@ def replayed_lesson(
         lambda_=lambda_,
         truncated=over[1:],
     )
-    return Lesson(features[:-1], targets, (~rows[RESET][1:]).float())
+    weight = (~rows[RESET][1:]).float()
+    return Lesson(features[:-1], targets, weight, slow)
 
 
 def foresight_pictures(
@@ -103,7 +177,7 @@ def foresight_pictures(
     for key, space in spaces.items():
         true, guess = (_rows(_parts(each)[key]) for each in (truth, foreseen))
         layer: Film | Lines
-        if is_image(space):
+        if is_picture(space):
             true = true / 255.0 if str(space.dtype) == "uint8" else true
             layer = Film(["truth", "model", "error"], [true, guess, abs(true - guess)])
         else:

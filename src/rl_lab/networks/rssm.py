@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.functional import one_hot, softplus
+from torch.nn.functional import softplus
 
+from rl_lab.core.actions import one_hot
 from rl_lab.networks.mlp import linear, mlp
 
 State = dict[str, Tensor]  # deter [..., D], stoch [..., S] (categories: S * K, one-hot)
@@ -112,7 +113,7 @@ class RSSM(nn.Module):
         shape = self.shape
         if shape.classes:
             drawn = torch.empty(*lead, shape.stoch, shape.classes, device=generator.device)
-            return drawn.exponential_(generator=generator)
+            return drawn.uniform_(generator=generator).log_().neg_()  # faster than exponential_
         drawn = torch.empty(*lead, shape.stoch, device=generator.device)
         return drawn.normal_(generator=generator)
 
@@ -173,7 +174,7 @@ class RSSM(nn.Module):
         if not self.shape.classes:
             mean, std = stats.unbind(-2)
             return mean + std * noise
-        chosen = one_hot((stats - noise.log()).argmax(-1), self.shape.classes).to(stats.dtype)
+        chosen = one_hot((stats - noise.log()).argmax(-1), self.shape.classes)
         chances = stats.exp()
         return (chosen + (chances - chances.detach())).flatten(-2)
 
@@ -181,7 +182,7 @@ class RSSM(nn.Module):
         """The latent that is likeliest."""
         if not self.shape.classes:
             return stats.unbind(-2)[0]
-        return one_hot(stats.argmax(-1), self.shape.classes).to(stats.dtype).flatten(-2)
+        return one_hot(stats.argmax(-1), self.shape.classes).flatten(-2)
 
     def kl(self, left: Tensor, right: Tensor) -> Tensor:
         """KL(left ‖ right) of statistics, summed over the latents: [...]."""

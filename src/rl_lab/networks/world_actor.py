@@ -8,9 +8,9 @@ import math
 
 import torch
 from torch import Generator, Tensor
-from torch.nn.functional import one_hot, softplus
+from torch.nn.functional import softplus
 
-from rl_lab.core.actions import vector_size
+from rl_lab.core.actions import one_hot, vector_size
 from rl_lab.core.distributions import DiagonalGaussian, SquashedGaussian, action_noise, masked
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete, Space
 from rl_lab.networks.rssm import mixed
@@ -91,7 +91,7 @@ class WorldActor(Head):
     def _one_hot(self, scores: Tensor, mask: Tensor | None) -> Tensor:
         parts = (scores if mask is None else masked(scores, mask)).split(self.sizes, -1)
         chosen = [one_hot(part.argmax(-1), part.shape[-1]) for part in parts]
-        return torch.cat(chosen, -1).to(scores.dtype)
+        return torch.cat(chosen, -1)
 
     def _normal(self, raw: Tensor) -> DiagonalGaussian:
         mean, std = raw.chunk(2, -1)

@@ -26,7 +26,7 @@ from rl_lab.core.options import option
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.symlog import symexp, symexp_bins, symlog, two_hot_loss, two_hot_mean
 from rl_lab.networks.cnn import is_image
-from rl_lab.networks.mlp import Activation, Norm, linear, mlp
+from rl_lab.networks.mlp import ACTIVATIONS, Activation, Norm, linear, mlp
 from rl_lab.networks.rssm import RSSM, RSSMShape, State
 
 # deter, hidden, classes, units, image channels: the sizes of Dreamer v3's own configurations
@@ -77,6 +77,8 @@ class WorldModelConfig:
                 raise ValueError(f"{name} must be {low} or more, got {getattr(self, name)}")
         if self.unimix >= 1:
             raise ValueError(f"unimix must be below 1, got {self.unimix:g}")
+        if self.size != "own" and not self.classes:
+            raise ValueError(f"size {self.size} has categorical latents, and classes is 0: set own")
         if self.deter % self.blocks:
             raise ValueError(f"blocks {self.blocks} does not divide deter {self.deter}")
 
@@ -110,7 +112,7 @@ class ImageEncoder(nn.Module):
         width, size = space.shape[0], min(space.shape[1:])
         while size > _SMALLEST:
             layers += [nn.Conv2d(width, channels, 4, 2, 1), _image_norm(channels, config)]
-            layers.append(nn.SiLU() if config.activation == "silu" else nn.ELU())
+            layers.append(ACTIVATIONS[config.activation]())
             width, channels, size = channels, channels * 2, size // 2
         self.layers = nn.Sequential(*layers)
         with torch.no_grad():
@@ -142,9 +144,11 @@ class ImageDecoder(nn.Module):
             layers.append(nn.ConvTranspose2d(width, out, 4, 2, 1))
             if left > 1:
                 layers.append(_image_norm(out, config))
-                layers.append(nn.SiLU() if config.activation == "silu" else nn.ELU())
+                layers.append(ACTIVATIONS[config.activation]())
             width = out
         self.layers = nn.Sequential(*layers)
+        # A Gaussian's, as in PlaNet, v1 and v2; v3 takes the whole square.
+        self.loss_scale = 1.0 if config.symlog_inputs else 0.5
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., F] to [..., C, H, W]."""
@@ -155,7 +159,8 @@ class ImageDecoder(nn.Module):
 
     def loss(self, predicted: Tensor, image: Tensor) -> Tensor:
         """Squared distance, summed over the picture: [...]."""
-        return (predicted - image.float() * self.scale).square().sum((-3, -2, -1))
+        distance = (predicted - image.float() * self.scale).square().sum((-3, -2, -1))
+        return self.loss_scale * distance
 
 
 class Head(nn.Module):
@@ -238,7 +243,7 @@ class WorldModel(nn.Module):
         self.config, self.action = config, spec.action
         self.spaces = parts_of(spec.observation)
         encoders: dict[str, Any] = {}
-        vectors = {key: each for key, each in self.spaces.items() if not is_image(each)}
+        vectors = {key: each for key, each in self.spaces.items() if not is_picture(each)}
         for key, space in self.spaces.items():
             if key not in vectors:
                 encoders[_name(key)] = ImageEncoder(space, sizes.channels, config)
@@ -267,7 +272,7 @@ class WorldModel(nn.Module):
         self.decoders = nn.ModuleDict(
             {
                 _name(key): ImageDecoder(self.feature_dim, space, sizes.channels, config)
-                if is_image(space)
+                if is_picture(space)
                 else VectorDecoder(self.feature_dim, space, sizes.units, config)
                 for key, space in self.spaces.items()
             }
@@ -331,10 +336,15 @@ class WorldModel(nn.Module):
             return raw.argmax(-1)
         if isinstance(space, MultiDiscrete):
             return torch.stack([part.argmax(-1) for part in raw.split(space.nvec, -1)], -1)
-        if is_image(space):
+        if is_picture(space):
             return raw.clamp(0, 1)
         vector = symexp(raw) if self.config.symlog_inputs else raw
         return vector.reshape(*vector.shape[:-1], *space.shape)
+
+
+def is_picture(space: Space) -> bool:
+    """An image that convolutions can make smaller; one that is smaller yet is a vector."""
+    return is_image(space) and min(space.shape[1:]) > _SMALLEST
 
 
 def parts_of(observation: Observation) -> dict[str, Space]:

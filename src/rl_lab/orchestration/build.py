@@ -265,7 +265,7 @@ def make_phases(
     """The configured phases, or the workflow's own; every hook, buffer and policy must exist."""
     default = [{"name": "train", "hooks": ["collect", *workflow.hooks]}]
     blocks = config.training.phases or workflow.phases or default
-    phases = parse_phases(blocks, config.training.total_timesteps)
+    phases = parse_phases(blocks)
     problems = []
     for phase in phases:
         legal = {

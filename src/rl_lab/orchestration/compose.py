@@ -53,6 +53,7 @@ class Composed:
     tree: dict[str, Any]
     origins: Origins
     notes: list[str] = field(default_factory=list)
+    replaced: dict[str, Any] = field(default_factory=dict)  # what the files had for what was typed
 
 
 def compose(
@@ -92,8 +93,9 @@ def compose(
         config = OmegaConf.create(tree)
         origins = {path: COMMAND_LINE for path, _ in leaves(tree) if path != "version"}
 
+    replaced: dict[str, Any] = {}
     for change in changes:
-        _apply(change, config, origins)
+        _apply(change, config, origins, replaced)
     tree = _resolved(config, origins)
     tree.pop("_dims", None)  # sizes come from the environment
     forget("_dims", origins)
@@ -107,7 +109,7 @@ def compose(
             f"{where}version {version} is of a newer rl-lab (this one reads up to {VERSION}): "
             "upgrade rl-lab to use it"
         )
-    return Composed(tree, origins, notes)
+    return Composed(tree, origins, notes, replaced)
 
 
 # ------------------------------------------------------------------------ files
@@ -219,7 +221,9 @@ def _is_group(change: Override, places: Sequence[Path]) -> bool:
     )
 
 
-def _apply(change: Override, config: DictConfig, origins: Origins) -> None:
+def _apply(
+    change: Override, config: DictConfig, origins: Origins, replaced: dict[str, Any]
+) -> None:
     """`a.b=1` sets (also what is not there yet, as `++` does), `~a.b` removes."""
     path = str(change.key_or_group)
     try:
@@ -232,6 +236,7 @@ def _apply(change: Override, config: DictConfig, origins: Origins) -> None:
             forget(path, origins)
             return
         value, before = change.value(), _existing(path, config, change)
+        replaced.setdefault(path, before)
         merge = isinstance(value, Mapping) and OmegaConf.is_dict(before)
         OmegaConf.update(config, path, value, merge=merge, force_add=True)
     except (OmegaConfBaseException, ValueError, TypeError, AttributeError) as error:

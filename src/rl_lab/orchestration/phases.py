@@ -1,5 +1,6 @@
 """Phases: a finite state machine that says what is next. It touches no tensor."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,12 @@ class PhaseDefinition:
         return min(limits) if limits else None
 
     @property
+    def steps_for_certain(self) -> int:
+        """Environment steps that it takes, if nothing else can end it sooner; otherwise 0."""
+        sooner = (self.until, self.duration_updates, self.duration_cycles)
+        return 0 if any(each is not None for each in sooner) else self.step_limit or 0
+
+    @property
     def bounded(self) -> bool:
         """True if something other than the whole run's budget or a metric ends it."""
         durations = (self.step_limit, self.duration_updates, self.duration_cycles)
@@ -48,16 +55,52 @@ class PhaseDefinition:
 
 
 def parse_phases(
-    blocks: Sequence[Mapping[str, Any]], total_timesteps: int, path: str = "training.phases"
+    blocks: Sequence[Mapping[str, Any]], path: str = "training.phases"
 ) -> list[PhaseDefinition]:
     """Phases in order, `repeat` blocks written out. All problems at once, as a `ConfigError`."""
     problems: list[str] = []
     phases = _flatten(blocks, path, problems)
     if not problems:
-        _check_reachable(phases, total_timesteps, path, problems)
+        problems = _endless(phases, path)
     if problems:
         raise ConfigError(problems)
     return phases
+
+
+def never_reached(phases: Sequence[PhaseDefinition], total_timesteps: int) -> list[str]:
+    """A line about the first phase that only comes after the end of the run, if there is one."""
+    spent, reached = 0, set()
+    for phase in phases:
+        if spent < total_timesteps:
+            reached.add(phase.name)
+        elif phase.name not in reached:  # of several rounds, the last ones may be left out
+            return [
+                f"phase '{phase.name}' is never reached: those before it take {spent:,} of "
+                f"{total_timesteps:,} total_timesteps (raise these, or shorten training.phases; "
+                "a small run of every phase: --debug)"
+            ]
+        spent += phase.steps_for_certain
+    return []
+
+
+def shortened(
+    blocks: Sequence[Mapping[str, Any]], share: float, most_updates: int
+) -> list[dict[str, Any]]:
+    """The same phases, every duration times `share` and at least 1; a `repeat` stays as it is.
+
+    What passes without environment steps lasts `most_updates` updates at most.
+    """
+    found = []
+    for block in blocks:
+        if "repeat" in block:
+            inner = shortened(block["phases"], share, most_updates)
+            found.append({**block, "phases": inner})
+            continue
+        most = most_updates if block.get("type") == "offline" else math.inf
+        lengths = {key: _count(block[key], key, []) or 1 for key in DURATIONS if key in block}
+        shorter = {key: int(max(min(each * share, most), 1)) for key, each in lengths.items()}
+        found.append({**block, **shorter})
+    return found
 
 
 class PhaseScheduler:
@@ -276,22 +319,10 @@ def _count(value: Any, here: str, problems: list[str]) -> int | None:
     return int(number)
 
 
-def _check_reachable(
-    phases: Sequence[PhaseDefinition], total: int, path: str, problems: list[str]
-) -> None:
-    spent = 0
+def _endless(phases: Sequence[PhaseDefinition], path: str) -> list[str]:
+    """The problem of the first phase that nothing ends, though another one follows."""
     for phase, following in pairwise(phases):
-        endless = not phase.bounded and phase.type != "eval_only"
-        if endless:
+        if not phase.bounded and phase.type != "eval_only":
             reason = "has no max_steps" if phase.until else "has no duration"
-            problems.append(
-                f"{path}: phase '{following.name}' is unreachable: '{phase.name}' {reason}"
-            )
-            return
-        spent += phase.duration_steps or 0
-        if spent >= total and not phase.until:
-            problems.append(
-                f"{path}: phase '{following.name}' is unreachable: the phases before it take "
-                f"{spent:,} of {total:,} total_timesteps"
-            )
-            return
+            return [f"{path}: phase '{following.name}' is unreachable: '{phase.name}' {reason}"]
+    return []

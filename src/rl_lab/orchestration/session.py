@@ -18,12 +18,14 @@ from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration import guard
 from rl_lab.orchestration.build import build_run
+from rl_lab.orchestration.catalog import workflow_class
 from rl_lab.orchestration.compose import compose
 from rl_lab.orchestration.config import RunConfig, config_hash, diff, to_tree, to_yaml, tree_hash
 from rl_lab.orchestration.debug import PROFILE, debugger, for_debugger, profiling, watch_weights
 from rl_lab.orchestration.efficiency import count_parameters
 from rl_lab.orchestration.memory import explaining_memory
 from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.phases import never_reached, parse_phases
 from rl_lab.orchestration.resolve import resolve
 from rl_lab.orchestration.signals import stop_on_signals
 from rl_lab.orchestration.validation import validate
@@ -94,8 +96,7 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
     if held := debugger():
         config = for_debugger(config)
         sinks.say(f"{held} is attached: one environment, in this process")
-    warnings: Callable[[RunConfig], list[str]] | None = getattr(config.algorithm, "warnings", None)
-    for line in warnings(config) if warnings else []:
+    for line in doubts(config):
         sinks.say(f"WARNING: {line}")
     resolved = resolve(config, measure=True, tell=sinks.say)
     chosen = diff(to_tree(config), to_tree(resolved))
@@ -103,6 +104,14 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
         words = (f"{path}={value}" for path, _, value in chosen)
         sinks.say(f"auto: {', '.join(words)}")
     return resolved
+
+
+def doubts(config: RunConfig) -> list[str]:
+    """What is legal and probably not meant."""
+    blocks = config.training.phases or workflow_class(config.algorithm).phases
+    lines = never_reached(parse_phases(blocks), config.training.total_timesteps)
+    own: Callable[[RunConfig], list[str]] | None = getattr(config.algorithm, "warnings", None)
+    return [*lines, *(own(config) if own else [])]
 
 
 def resume(reference: str, *, root: Path, view: View = no_view, debug: bool = False) -> Outcome:

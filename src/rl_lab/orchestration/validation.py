@@ -392,7 +392,7 @@ class Checker:
             from rl_lab.orchestration.phases import parse_phases
 
             try:
-                parse_phases(config.training.phases, config.training.total_timesteps)
+                parse_phases(config.training.phases)
             except (UserError, ValueError) as error:
                 for message in str(error).splitlines():
                     self.report(*phase_problem(message))

@@ -46,8 +46,6 @@ class CMAES:
         self.strategy.timer = library.utilities.utils.ElapsedWCTime()  # expected after a resume
         self.population = population
         self.pending: Floats | None = None  # asked for, and not told yet
-        self.best: Floats = np.array(start, np.float64)
-        self.best_return: float | None = None  # nobody knows yet
 
     @property
     def mean(self) -> Floats:
@@ -73,9 +71,6 @@ class CMAES:
     def tell(self, returns: Floats) -> None:
         """How well each of them did: more is better."""
         candidates = self.ask()
-        best = int(np.argmax(returns))
-        if self.best_return is None or returns[best] > self.best_return:
-            self.best, self.best_return = candidates[best].copy(), float(returns[best])
         # They are our own: checking them would depend on what the library remembers of its asking.
         costs = [-float(each) for each in returns]  # the library minimises
         self.strategy.tell(list(candidates), costs, check_points=False)
@@ -95,8 +90,6 @@ class CMAES:
             "axes_by_columns": bool(sampler.B.flags.f_contiguous),
             "lengths": np.array(sampler.D),
             "pending": self.pending,
-            "best": self.best,
-            "best_return": self.best_return,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -118,7 +111,6 @@ class CMAES:
         strategy._updateBDfromSM(sampler)
         self.pending = None if state["pending"] is None else state["pending"].copy()
         self._pretend_asked()
-        self.best, self.best_return = state["best"].copy(), state["best_return"]
 
     def _pretend_asked(self) -> None:
         """The library only takes answers to what it was asked."""

@@ -40,6 +40,15 @@ def shifted(mean: Tensor, fill: float = 0.0) -> Tensor:
     return torch.cat([mean[:, 1:], torch.full_like(mean[:, :1], fill)], dim=1)
 
 
+def shifted_chances(chances: Tensor) -> Tensor:
+    """The same for discrete actions: half of the plan, and half of an even chance for each.
+
+    A plan is nearly sure of itself in the end. The next one would hardly ever draw anything else.
+    """
+    even = 1 / chances.shape[-1]
+    return (shifted(chances, even) + even) / 2
+
+
 def repeated(state: Any, count: int) -> Any:
     """States [B, …] as rows [B·count, …], environment by environment, as candidates are."""
     return map_leaves(lambda leaf: leaf.repeat_interleave(count, 0), state)

@@ -56,6 +56,10 @@ class Trials:
         episodes = (self.over + np.arange(self.num_envs)) // self.population
         return [int(seed) for seed in self.seeds[episodes]]
 
+    def forget_round(self) -> None:
+        """It was disturbed: nothing of it counts, and it has to begin again."""
+        self.playing[:] = False
+
     def count(self, reward: NDArray[Any], ended: NDArray[np.bool_], gamma: float) -> None:
         """Rewards [T, N] of the round's next steps, up to the first end in each column."""
         before: NDArray[np.int64] = np.cumsum(ended, axis=0) - ended  # ends before this row

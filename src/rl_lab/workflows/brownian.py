@@ -15,7 +15,6 @@ from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at
 from rl_lab.core.spec import Box
-from rl_lab.core.tree import first_leaf
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.earning import require_positive
 
@@ -63,8 +62,6 @@ class BrownianWorkflow(Workflow):
 
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """One step further; the bounds hold."""
-        if not state or ACTION not in state:  # another policy has played before
-            state = self.initial_state(len(first_leaf(obs)))
         noise = torch.randn(state[ACTION].shape, generator=self.rng).to(self.low.device)
         moved = state[ACTION] + self.stride * (self.high - self.low) / 2 * noise
         action = torch.minimum(torch.maximum(moved, self.low), self.high)

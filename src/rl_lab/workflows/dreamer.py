@@ -8,8 +8,9 @@ Departures from the papers: free nats are per step in all versions; v2's policy 
 normal with a bounded mean; features are cut off from the critic's loss on replayed rows (v3).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from rl_lab.core.actions import vector_size
 from rl_lab.core.batch import (
     ACTION_MASK,
+    INDEX,
+    LATENT,
     RESET,
     REWARD,
     TERMINATED,
@@ -28,15 +31,15 @@ from rl_lab.core.batch import (
     Metrics,
 )
 from rl_lab.core.clock import Earned
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.compiled import Compiled
+from rl_lab.core.optim import FlatOptimizer, Loss, OptimizerConfig, scalar
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.returns import lambda_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box
-from rl_lab.core.target import Target
+from rl_lab.core.target import Target, lending
 from rl_lab.core.tree import picked
-from rl_lab.networks.dreaming import Dream, Lesson, dream, dream_weights, replayed_lesson
+from rl_lab.networks.dreaming import Dreamed, Lesson, learn_in_dreams, replayed_lesson
 from rl_lab.networks.rssm import State
 from rl_lab.networks.world_actor import WorldActor
 from rl_lab.networks.worlds import Scalar, WorldModel
@@ -50,8 +53,16 @@ SCALES = {
     "reward": "reward_scale",
     "continue": "continue_scale",
 }
+JUDGING = {
+    "gamma": "gamma",
+    "lambda": "return_lambda",
+    "normalizer": "normalizer_rate",
+    "replay": "replay_value_scale",
+    "slow": "slow_regularizer",
+}
+FRAME = "frame"  # of a policy's memory: how many it has seen of the episode
+FIXED = 1024  # frames of an episode whose latents are drawn by numbers of their own
 FROM_REPLAY = (REWARD, TERMINATED, TRUNCATED, RESET)  # what the controller wants of a window
-LOW, HIGH = 0.05, 0.95  # the percentiles that returns are scaled by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +98,6 @@ class DreamerV3Config(WorldConfig):
         1.0, "KL per step, summed over latents, below which nothing is learnt"
     )
     reward_scale: float = option(1.0, "weight of the loss of rewards")
-    continue_scale: float = option(1.0, "weight of the loss of continuations")
     gamma: float = option(0.997, "discount factor")
     horizon: int = option(15, "steps of a dream")
     return_lambda: float = option(0.95, "how far returns trust dreams rather than values")
@@ -123,6 +133,8 @@ class DreamerV3Config(WorldConfig):
                 raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
         if self.squashed and self.actor_gradient == "reinforce":
             raise ValueError("squashed needs actor_gradient dynamics: it has no exact density")
+        if self.squashed and extremes(self.entropy)[1] > 0:
+            raise ValueError("entropy has no use with squashed: it is not known in closed form")
 
 
 DreamerV2Config = with_defaults(
@@ -181,19 +193,49 @@ def reinforce_loss(
 
 
 def critic_loss(
-    critic: Scalar, lessons: tuple[tuple[Lesson, Tensor], ...], slow: Any, slow_scale: Tensor
+    critic: Scalar, dreams: Lesson, rows: Batch | None, scales: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Values that foresee returns, and stay near those of the slow critic, if there is one."""
-    loss = torch.zeros((), device=slow_scale.device)
+    """Values that foresee returns, of dreams and of real rows; near the slow critic's, if any."""
+    lessons: list[tuple[Lesson, float | Tensor]] = [(dreams, 1.0)]
+    if rows is not None:
+        gamma, lambda_ = scales["gamma"], scales["lambda"]
+        replayed = replayed_lesson(rows, dreams, gamma=gamma, lambda_=lambda_)
+        lessons.append((replayed, scales["replay"]))
+    loss = torch.zeros((), device=dreams.returns.device)
     for lesson, scale in lessons:
-        targets = [lesson.returns]
-        if slow is not None:
-            with torch.no_grad():
-                targets.append(slow.mean(lesson.features))
-        losses = critic.loss(lesson.features, *targets)
-        wrong = losses[0] if slow is None else losses[0] + slow_scale * losses[1]
+        if lesson.slow is None:
+            wrong = critic.loss(lesson.features, lesson.returns)[0]
+        else:
+            wrong, astray = critic.loss(lesson.features, lesson.returns, lesson.slow)
+            wrong = wrong + scales["slow"] * astray
         loss = loss + scale * (lesson.weight * wrong).mean()
     return loss, {}
+
+
+def scaled(gain: Tensor, spread: Tensor, config: DreamerV3Config) -> Tensor:
+    """Gains by the spread of returns, unless that is below 1."""
+    return gain / (spread[1] - spread[0]).clamp(min=1.0) if config.normalize_returns else gain
+
+
+def dynamics_loss(
+    actor: WorldActor,
+    weights: Any,
+    entropy_scale: Tensor,
+    *dreaming: Any,
+    learn: Callable[..., Dreamed],
+    config: DreamerV3Config,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Gradients through the model: actions move where dreams go, and what they bring."""
+    found = learn(weights, actor, *dreaming)
+    lesson = found.lesson
+    gain = scaled(lesson.returns, found.spread, config)
+    metrics = {name: each for name, each in lesson._asdict().items() if each is not None}
+    metrics["spread"] = found.spread
+    if not actor.squashed:  # a squashed one has no entropy in closed form
+        entropy = actor.judge(lesson.features.detach(), found.action.detach())[1]
+        gain = gain + entropy_scale * entropy
+        metrics["entropy"] = entropy.mean()
+    return -(lesson.weight * gain).mean(), metrics
 
 
 class Dreamer(WorldWorkflow):
@@ -225,10 +267,25 @@ class Dreamer(WorldWorkflow):
         ).to(context.device)
         self.critic = Scalar(inputs, units, config).to(context.device)
         self.slow_critic = Target(self.critic)
-        self.world_optimizer = FlatOptimizer(self.world, world_loss, config.optimizer)
-        actor_loss = self._dynamics_loss if self.dynamics_gradient else reinforce_loss
-        self.actor_optimizer = FlatOptimizer(self.actor, actor_loss, config.optimizer)
-        self.critic_optimizer = FlatOptimizer(self.critic, critic_loss, config.optimizer)
+        compiled = context.config.compute.compile == "on"
+        optimizer = partial(FlatOptimizer, config=config.optimizer, compile=compiled)
+        self.world_optimizer = optimizer(self.world, world_loss)
+        learn = partial(
+            learn_in_dreams,
+            slow_target=config.slow_target,
+            near_slow=bool(config.slow_regularizer),
+            follow_spread=config.normalize_returns,
+            ends=config.foresees_ends,
+        )
+        judges = (self.world, self.critic, self.slow_critic.module)
+        loss: Loss = reinforce_loss
+        if self.dynamics_gradient:
+            loss = partial(dynamics_loss, learn=lending(learn, *judges), config=config)
+        else:
+            pure = lending(learn, *judges, self.actor)
+            self.learn_in_dreams = Compiled(pure, "dreams") if compiled else pure
+        self.actor_optimizer = optimizer(self.actor, loss)
+        self.critic_optimizer = optimizer(self.critic, critic_loss)
         self.spread = torch.zeros(2, device=context.device)  # low and high percentile of returns
         self.exploration_noise = at(config, 0).exploration_noise
         self.controls_earned = Earned(seen=config.learning_starts)
@@ -237,6 +294,8 @@ class Dreamer(WorldWorkflow):
         self.model_rng = context.rng.torch("world_model", context.device)
         self.dream_rng = context.rng.torch("dream", context.device)
         self.action_rng = context.rng.torch("action", context.device)
+        constant = torch.Generator(context.device).manual_seed(0)
+        self.fixed_noise = partial(_at, self.world.noise((FIXED,), constant))
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """Three."""
@@ -256,7 +315,8 @@ class Dreamer(WorldWorkflow):
         """No memory, and nothing done yet."""
         device = self.context.device
         action = torch.zeros(batch, vector_size(self.context.spec.action), device=device)
-        return {**self.world.rssm.initial(batch, device), "action": action}
+        frame = torch.zeros(batch, dtype=torch.int64, device=device)
+        return {**self.world.rssm.initial(batch, device), "action": action, FRAME: frame}
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """Interact with the noise of this step."""
@@ -265,11 +325,18 @@ class Dreamer(WorldWorkflow):
 
     @torch.no_grad()
     def act(self, obs: Any, state: State, *, deterministic: bool) -> Action:
-        """Look, remember, decide. Greedily: the likeliest latent and the likeliest action."""
+        """Look, remember, decide. Greedily: the likeliest action.
+
+        Latents are drawn even then, by numbers that depend on the frame's place in the episode: the
+        likeliest categories of all latents together may be a state that the policy never saw.
+        """
         embed = self.world.embed(obs)
         count = len(embed)
         going_on = torch.zeros(count, dtype=torch.bool, device=embed.device)
-        noise = None if deterministic else self.world.noise((count,), self.action_rng)
+        if deterministic:
+            noise = self.fixed_noise(state[FRAME])
+        else:
+            noise = self.world.noise((count,), self.action_rng)
         latent, _ = self.world.rssm.observe(state, state["action"], embed, going_on, noise)
         features = self.world.rssm.features(latent)
         mask = obs.get(ACTION_MASK) if isinstance(obs, Mapping) else None
@@ -278,7 +345,8 @@ class Dreamer(WorldWorkflow):
         else:
             vector = self.actor.draw(features, self.actor.noise((count,), self.action_rng), mask)
             vector = self._explored(vector)
-        return Action(self.actor.to_action(vector), {**latent, "action": vector})
+        after = {**latent, "action": vector, FRAME: state[FRAME] + 1}
+        return Action(self.actor.to_action(vector), after)
 
     def _explored(self, vector: Tensor) -> Tensor:
         if not self.actor.is_box or not self.exploration_noise:
@@ -293,10 +361,10 @@ class Dreamer(WorldWorkflow):
         now = at(self.config, phase["step"])
         controls = hook == "update_controller"
         account = self.controls_earned if controls else self.earned
-        due = self.due(phase, now.replay_ratio, account)
+        due = self.due(phase, now.replay_ratio, account, ready=buffer.ready(now.batch_length))
         if controls and self.starts:
             return self.starts
-        if due == 0 or not buffer.ready(now.batch_length):
+        if due == 0:
             return None
         windows = buffer.sequences(now.batch_size, now.batch_length, due)
         return self._observed(windows) if controls else windows
@@ -306,15 +374,15 @@ class Dreamer(WorldWorkflow):
         now = at(self.config, phase["step"])
         count, (length, size) = len(batch[RESET]), batch[RESET].shape[1:3]
         noise = self.world.noise((count, length, size), self.model_rng)
-        start = self.world.rssm.initial(size, self.context.device)
-        device = self.context.device
+        device, starts = self.context.device, self.begin_windows(batch)
+        rows = {key: each for key, each in batch.items() if key not in (INDEX, LATENT)}
         scales = {name: scalar(getattr(now, option), device) for name, option in SCALES.items()}
         states: list[State] = []
 
         def step(index: int) -> Metrics:
             metrics = self.world_optimizer.step(
-                picked(batch, index),
-                start,
+                picked(rows, index),
+                picked(starts, index),
                 noise[index],
                 scales,
                 **self.rates(now.model_rate, now),
@@ -325,6 +393,7 @@ class Dreamer(WorldWorkflow):
         steps = self.take_steps(count, step)
         kept = {key: batch[key] for key in FROM_REPLAY}
         self.starts = kept | {key: torch.stack([each[key] for each in states]) for key in BELIEF}
+        self.keep_states(batch, self.starts, phase)
         self.spend(count, phase, now.replay_ratio)
         return {**averages(steps), "gradient_steps": self.gradient_steps}
 
@@ -343,10 +412,12 @@ class Dreamer(WorldWorkflow):
     @torch.no_grad()
     def _observed(self, windows: Batch) -> Batch:
         """The states of windows, without learning from them."""
-        count, length, size = windows[RESET].shape
-        noise = self.world.noise((count, length, size), self.dream_rng)
-        start = self.world.rssm.initial(size, self.context.device)
-        each = [self.world.observe(start, picked(windows, i), noise[i])[0] for i in range(count)]
+        shape, starts = windows[RESET].shape, self.begin_windows(windows)
+        noise = self.world.noise(shape, self.dream_rng)
+        each = [
+            self.world.observe(picked(starts, i), picked(windows, i), noise[i])[0]
+            for i in range(shape[0])
+        ]
         states = {key: torch.stack([state[key] for state in each]) for key in BELIEF}
         return {**{key: windows[key] for key in FROM_REPLAY}, **states}
 
@@ -356,44 +427,29 @@ class Dreamer(WorldWorkflow):
         root = (~rows[TERMINATED]).flatten().float()
         lead, device = (now.horizon, len(root)), self.context.device
         noises = (self.world.noise(lead, self.dream_rng), self.actor.noise(lead, self.dream_rng))
-        entropy = scalar(now.entropy, device)
+        entropy, pace = scalar(now.entropy, device), self.rates(now.actor_rate, now)
+        scales = {name: scalar(getattr(now, option), device) for name, option in JUDGING.items()}
+        judges = (self.world_optimizer, self.critic_optimizer, self.slow_critic)
+        weights = tuple(each.tensors for each in judges)
+        dreaming = (start, root, noises, self.spread, scales)
         if self.dynamics_gradient:
-            metrics = self.actor_optimizer.step(
-                start, root, *noises, entropy, now, **self.rates(now.actor_rate, now)
-            )
-            lesson = Lesson(*(metrics.pop(name) for name in Lesson._fields))
+            metrics = self.actor_optimizer.step(weights, entropy, *dreaming, **pace)
+            self.spread.copy_(metrics.pop("spread"))
+            lesson = Lesson(*(metrics.pop(name, None) for name in Lesson._fields))
         else:
             with torch.no_grad():
-                dreamed = dream(self.world, self.actor, start, *noises)
-                lesson, values = self._lesson(dreamed, root, now)
-                advantage = (lesson.returns - values) / self._scale(lesson.returns, now)
+                found = self.learn_in_dreams((*weights, self.actor_optimizer.tensors), *dreaming)
+            lesson = found.lesson
+            self.spread.copy_(found.spread)
+            advantage = scaled(lesson.returns - found.values, self.spread, now)
             metrics = self.actor_optimizer.step(
-                lesson.features,
-                dreamed.action,
-                advantage,
-                lesson.weight,
-                entropy,
-                **self.rates(now.actor_rate, now),
+                lesson.features, found.action, advantage, lesson.weight, entropy, **pace
             )
-        one = scalar(1.0, device)
-        lessons: tuple[tuple[Lesson, Tensor], ...] = ((lesson, one),)
-        if now.replay_value_scale:
-            shape = rows[RESET].shape
-            features = lesson.features[0].unflatten(0, shape)
-            replayed = replayed_lesson(
-                rows,
-                features,
-                lesson.returns[0].unflatten(0, shape),
-                gamma=now.gamma,
-                lambda_=now.return_lambda,
-            )
-            lessons = (*lessons, (replayed, scalar(now.replay_value_scale, device)))
-        slow = self.slow_critic.module if now.slow_regularizer else None
+        replayed = (
+            {key: rows[key] for key in FROM_REPLAY} if self.config.replay_value_scale else None
+        )
         judged = self.critic_optimizer.step(
-            lessons,
-            slow,
-            scalar(now.slow_regularizer, device),
-            **self.rates(now.critic_rate, now),
+            lesson, replayed, scales, **self.rates(now.critic_rate, now)
         )
         if self.controller_steps % now.slow_every == 0:
             self.slow_critic.follow(self.critic_optimizer.state.flat, now.slow_rate)
@@ -403,49 +459,6 @@ class Dreamer(WorldWorkflow):
             "return": lesson.returns.mean(),
             "return_spread": self.spread[1] - self.spread[0],
         }
-
-    def _dynamics_loss(
-        self,
-        actor: WorldActor,
-        start: State,
-        root: Tensor,
-        latent_noise: Tensor,
-        action_noise: Tensor,
-        entropy_scale: Tensor,
-        now: DreamerV3Config,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Gradients through the model: actions move where dreams go, and what they bring."""
-        dreamed = dream(self.world, actor, start, latent_noise, action_noise)
-        lesson, _ = self._lesson(dreamed, root, now)
-        gain = lesson.returns / self._scale(lesson.returns.detach(), now)
-        metrics = {name: each.detach() for name, each in lesson._asdict().items()}
-        if not actor.squashed:  # a squashed one has no entropy in closed form
-            entropy = actor.judge(lesson.features.detach(), dreamed.action.detach())[1]
-            gain = gain + entropy_scale * entropy
-            metrics["entropy"] = entropy.mean()
-        return -(lesson.weight * gain).mean(), metrics
-
-    def _lesson(self, dreamed: Dream, root: Tensor, now: DreamerV3Config) -> tuple[Lesson, Tensor]:
-        """The returns of a dream, for each of its decisions, and the values before them."""
-        critic: Any = self.slow_critic.module if now.slow_target else self.critic
-        values = critic.mean(dreamed.features)
-        returns = lambda_return(
-            dreamed.reward,
-            values[1:],
-            dreamed.continues,
-            gamma=now.gamma,
-            lambda_=now.return_lambda,
-        )
-        weight = dream_weights(root, dreamed.continues, now.gamma)
-        return Lesson(dreamed.features[:-1], returns, weight), values[:-1]
-
-    def _scale(self, returns: Tensor, now: DreamerV3Config) -> Tensor:
-        """What returns are divided by: their spread, followed slowly, and never less than 1."""
-        if not now.normalize_returns:
-            return torch.ones((), device=returns.device)
-        percentiles = torch.tensor([LOW, HIGH], device=returns.device)
-        self.spread.lerp_(torch.quantile(returns.flatten(), percentiles), now.normalizer_rate)
-        return (self.spread[1] - self.spread[0]).clamp(min=1.0)
 
 
 class DreamerV2(Dreamer):
@@ -458,6 +471,11 @@ class DreamerV1(Dreamer):
     """Dreamer with the settings of v1."""
 
     Config: ClassVar[type | None] = DreamerV1Config
+
+
+def _at(table: Tensor, frame: Tensor) -> Tensor:
+    """The rows of a table that belong to these frames."""
+    return table[frame % len(table)]
 
 
 def _renamed(metrics: Metrics, part: str) -> Metrics:

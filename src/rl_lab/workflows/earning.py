@@ -16,7 +16,7 @@ from rl_lab.core.actions import random_action
 from rl_lab.core.batch import Action, CollectResult, Metrics
 from rl_lab.core.clock import Earned
 from rl_lab.core.errors import NonFiniteError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import extremes
@@ -70,6 +70,10 @@ class EarningConfig:
                 )
             if getattr(buffer, "only", None):
                 problems.append(f"learning needs all of buffers.{name}: its `only` must be empty")
+            if getattr(buffer, "burn_in", 0):
+                problems.append(
+                    f"buffers.{name}.burn_in must be 0: {run.algorithm.name} learns from every row"
+                )
         return problems
 
     def memory_problem(self) -> str:
@@ -84,6 +88,22 @@ class EarningConfig:
         """Gradient steps of a whole run: what compiling them would have to repay."""
         steps = run.training.total_timesteps - self.learning_starts
         return float(steps * extremes(self.replay_ratio)[1])
+
+    def small(self, run: Any, *, call: int, before: int) -> list[dict[str, Any]]:
+        """Options, by path, with which a run of few steps still does everything.
+
+        One call of collect should take `call` environment steps at most, and `before` is how many
+        there are when learning begins. Options in one dict only make sense together.
+        """
+        steps, needed = run.training.total_timesteps, self.rows_needed()[1]
+        enough = max(2 * steps, (needed + 1) * run.environment.num_envs)  # rows for all, or windows
+        changes: list[dict[str, Any]] = []
+        if self.learning_starts >= steps:
+            changes.append({"algorithm.learning_starts": steps * 9 // 10})
+        for name, buffer in run.buffers.items():
+            if getattr(buffer, "capacity", 0) > enough:
+                changes.append({f"buffers.{name}.capacity": enough})
+        return changes
 
     def warnings(self, run: Any) -> list[str]:
         """What is legal and probably not meant."""
@@ -120,11 +140,17 @@ class EarningWorkflow(Workflow):
         """Uniformly random: the first data covers the action space."""
         return Action(random_action(self.context.spec.action, obs, self.warm_up_rng), state)
 
-    def due(self, phase: Phase, ratio: float, account: Earned | None = None) -> int:
-        """Gradient steps that may be taken now; one where nothing is played."""
+    def due(self, phase: Phase, ratio: float, account: Earned | None = None, *, ready: bool) -> int:
+        """Gradient steps that may be taken now; one where nothing is played.
+
+        Steps before there is anything to learn from (`ready`) earn nothing.
+        """
+        account = account or self.earned
+        if not ready:
+            account.seen = max(account.seen, phase["step"])
+            return 0
         if phase["type"] == "offline" or ratio == 0:
             return 1
-        account = account or self.earned
         # Steps of phases that only collect earn nothing: this one would have to learn them at once.
         begun = phase["step"] - phase.get("phase_steps", phase["step"])
         account.seen = max(account.seen, begun)
@@ -152,6 +178,12 @@ class EarningWorkflow(Workflow):
             setattr(self, counter, before)
             raise
         return taken
+
+    def rates(self, learning_rate: float, now: Any) -> dict[str, torch.Tensor]:
+        """What an optimiser's step is told, as tensors."""
+        device = self.context.device
+        norm = scalar(now.max_grad_norm, device)
+        return {"learning_rate": scalar(learning_rate, device), "max_grad_norm": norm}
 
     @abstractmethod
     def optimizers(self) -> dict[str, FlatOptimizer]:

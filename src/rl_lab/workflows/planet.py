@@ -42,7 +42,7 @@ from rl_lab.networks.mlp import Activation, Norm
 from rl_lab.networks.rssm import RSSM, State
 from rl_lab.networks.worlds import Seen, WorldModel
 from rl_lab.planning.cem import CEMConfig, categorical_cem, cem, planner_noise
-from rl_lab.planning.plans import Plan, imagined_return, shifted
+from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances
 from rl_lab.workflows.earning import averages, require_positive
 from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow
 
@@ -86,9 +86,6 @@ class PlaNetConfig(WorldConfig):
     )
     kl_scale: float = option(1.0, "weight of the KL beyond that")
     reward_scale: float = option(10.0, "weight of the loss of rewards")
-    continue_scale: float = option(
-        1.0, "weight of the loss of continuations; 0: no end of an episode is foreseen"
-    )
     overshooting: int = option(
         0, "latent overshooting: priors of up to so many steps ahead must fit as well; 0: off"
     )
@@ -121,18 +118,6 @@ class PlaNetConfig(WorldConfig):
         for name in (*scales, "free_nats", "exploration_noise"):
             if (low := extremes(getattr(self, name))[0]) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {low:g}")
-
-    def check(self, run: Any) -> list[str]:
-        """Problems that only show together with the rest of the configuration."""
-        problems = super().check(run)
-        if run.environment.normalize_obs:
-            problems.append("planet does not normalise: environment.normalize_obs must be false")
-        return problems
-
-    @property
-    def foresees_ends(self) -> bool:
-        """Whether imagined episodes may end."""
-        return extremes(self.continue_scale)[1] > 0
 
 
 # ------------------------------------------------------------------------------ the model's loss
@@ -272,7 +257,8 @@ class PlaNet(WorldWorkflow):
         action = action if deterministic else self._explored(action, obs)
         after = {**belief, PREVIOUS: as_vector(self.space, action)}
         if PLAN in state:
-            after[PLAN] = shifted(found.mean, self._unknown_action())
+            later = shifted_chances if isinstance(self.space, Discrete) else shifted
+            after[PLAN] = later(found.mean)
         return Action(action, after)
 
     def believe(
@@ -339,8 +325,8 @@ class PlaNet(WorldWorkflow):
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
         """Sequences for all gradient steps that are due, [K, T, B, …]."""
         now = at(self.config, phase["step"])
-        due = self.due(phase, now.replay_ratio)
-        if due == 0 or not buffer.ready(now.batch_length):
+        due = self.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
+        if due == 0:
             return None
         found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
         return {name: found[name] for name in USED}

@@ -67,8 +67,8 @@ class ReplayWorkflow(EarningWorkflow):
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches for all gradient steps that are due, [K, B, …]."""
         now = at(self.config, phase["step"])
-        due = self.due(phase, now.replay_ratio)
-        if due == 0 or not buffer.ready():
+        due = self.due(phase, now.replay_ratio, ready=buffer.ready())
+        if due == 0:
             return None
         return buffer.sample(now.batch_size, due, n_step=now.n_step, beta=now.importance_beta)
 

@@ -11,6 +11,7 @@ and evaluations see the mean of z, not a sample; evaluations take the mean of th
 best candidate; windows of frames may lead from one episode into the next, with the memory cleared.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -37,7 +38,7 @@ from rl_lab.core.clock import Earned
 from rl_lab.core.errors import UserError
 from rl_lab.core.optim import FlatOptimizer, scalar
 from rl_lab.core.options import option
-from rl_lab.core.picture import Film, Picture
+from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import MultiDiscrete
@@ -50,6 +51,7 @@ from rl_lab.networks.candidates import (
     dream_step,
     dreamed_returns,
 )
+from rl_lab.networks.dreaming import CONTINUES
 from rl_lab.networks.mdn_rnn import MDNRNN, dynamics_loss
 from rl_lab.networks.memory.recurrent import State
 from rl_lab.networks.vae import ConvVAE, draw, require_image, vae_loss
@@ -57,9 +59,12 @@ from rl_lab.planning.cma_es import CMAES
 from rl_lab.planning.trials import Trials
 from rl_lab.workflows.base import LearnsFrom
 from rl_lab.workflows.earning import EarningConfig, EarningWorkflow, averages, require_positive
+from rl_lab.workflows.worlds import open_loop
 
 FITNESS = "fitness"  # of the candidates of a generation, [population]
-FORESEEN = 16  # frames of a picture's open-loop prediction
+FORESEEN = 16  # frames of a picture's open-loop prediction, at most
+FEWEST = 4  # candidates of a generation
+SMALL_TRIAL = 20  # steps of an episode in a run that is small on purpose, at most
 _PIECE = 1024  # frames that are encoded at once: a long window of large images would fill memory
 
 
@@ -103,13 +108,15 @@ class WorldModelsConfig(EarningConfig):
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
         least = dict.fromkeys(("sequences", "latent", "hidden", "mixtures", "episodes"), 1)
-        least |= {"batch_length": 1, "population": 4, "context": 1, "horizon": 1}
+        least |= {"batch_length": 1, "population": FEWEST, "context": 1, "horizon": 1}
         for name, count in least.items():
             if getattr(self, name) < count:
                 raise ValueError(f"{name} must be at least {count}, got {getattr(self, name)}")
         if not self.channels or min(self.channels) < 1:
             raise ValueError(f"channels must be positive numbers, got {self.channels}")
         require_positive(self, "vae_rate", "dynamics_rate", "sigma", "temperature")
+        if extremes(self.temperature)[0] == 0:
+            raise ValueError("temperature must never be 0: it is divided by")
         for name in ("kl_tolerance", "reward_scale", "end_scale"):
             if (low := extremes(getattr(self, name))[0]) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {low:g}")
@@ -133,7 +140,31 @@ class WorldModelsConfig(EarningConfig):
                 "population × episodes must fill the environments, which try out one candidate "
                 f"each: {trials} trials are no multiple of environment.num_envs, {envs}"
             )
+        vector = run.environment.vectorization
+        if self.fitness == "env" and vector in ("native", "envpool"):  # one seed for all of them
+            problems.append(
+                f"environment.vectorization={vector} cannot begin the same episode for several "
+                "candidates: use sync or process, or algorithm.fitness=dream"
+            )
         return problems
+
+    def small(self, run: Any, *, call: int, before: int) -> list[dict[str, Any]]:
+        """Short calls, short windows, and where C learns from episodes, few and short ones."""
+        changes = super().small(run, call=call, before=before)
+        envs = run.environment.num_envs
+        reach = max(call // envs, 1)
+        if self.fitness == "env":
+            fewest = envs * math.ceil(FEWEST / envs)  # candidates that fill the environments
+            reach = max(call // fewest, 1)
+            limit = run.environment.max_episode_steps or SMALL_TRIAL
+            changes.append({"algorithm.population": fewest, "algorithm.episodes": 1})
+            changes.append({"environment.max_episode_steps": min(reach, SMALL_TRIAL, limit)})
+        every = min(reach, self.train_every)
+        frames = max(before // envs, every)  # of each environment, before the first window
+        changes.append({"algorithm.train_every": every})
+        changes.append({"algorithm.batch_length": min(self.batch_length, frames)})
+        changes.append({"algorithm.context": min(self.context, frames)})
+        return changes
 
 
 class WorldModels(EarningWorkflow):
@@ -162,10 +193,10 @@ class WorldModels(EarningWorkflow):
         config, spec = self.config, context.spec
         if isinstance(spec.action, MultiDiscrete):
             raise UserError(f"world_models has one choice per step, '{spec.id}' has more: use ppo")
-        image = require_image(spec.observation, len(config.channels), spec.id)
+        self.image = require_image(spec.observation, len(config.channels), spec.id)
         self.space = spec.action
         device, size = context.device, vector_size(spec.action)
-        self.vae = ConvVAE(image, config.latent, config.channels).to(device)
+        self.vae = ConvVAE(self.image, config.latent, config.channels).to(device)
         self.dynamics = MDNRNN(config.latent, size, config.hidden, config.mixtures).to(device)
         self.vae_optimizer = FlatOptimizer(self.vae, vae_loss, config.optimizer)
         self.dynamics_optimizer = FlatOptimizer(self.dynamics, dynamics_loss, config.optimizer)
@@ -180,6 +211,7 @@ class WorldModels(EarningWorkflow):
         envs, seeds = context.train_environment.num_envs, context.rng.numpy("trials")
         self.trials = Trials(config.population, config.episodes, envs, seeds)
         self.next_step = 0  # of the run, if nobody plays between two calls of collect
+        self.temperature = at(config, 0).temperature  # of dreams that are not of an update
         self.model_rng = context.rng.torch("world_model")
         self.dream_rng = context.rng.torch("dream")
         self.action_rng = context.rng.torch("action")
@@ -221,6 +253,8 @@ class WorldModels(EarningWorkflow):
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """Go on with this generation's trials; where there are none, just act."""
+        now = at(self.config, step)
+        self.temperature = now.temperature
         collector, disturbed = self.context.collector, step != self.next_step
         dreams = self.config.fitness == "dream"
         if step < self.config.learning_starts or dreams or self.trials.complete:
@@ -228,9 +262,10 @@ class WorldModels(EarningWorkflow):
                 collector.restart()
             result = super().collect_step(step, phase=phase)
         else:
-            if disturbed or not self.trials.in_round:
+            begun = self.trials.in_round and self.trials.elapsed > 0
+            if disturbed or not begun:
                 collector.restart(self.trials.begin_round())
-            result = self._try_on(at(self.config, step).gamma)
+            result = self._try_on(now.gamma)
         self.next_step = step + result.steps
         return result
 
@@ -239,6 +274,10 @@ class WorldModels(EarningWorkflow):
         result = self.context.collector.collect(self.try_out, steps=self.collect_steps, state=state)
         rows = result.trajectory
         assert rows is not None
+        first = rows[RESET][0].cpu().numpy()
+        if self.trials.elapsed > 0 and (first & self.trials.playing).any():
+            self.trials.forget_round()  # the run has begun new episodes in the middle of the trials
+            return result
         ended = (rows[TERMINATED] | rows[TRUNCATED]).cpu().numpy()
         self.trials.count(rows[REWARD].cpu().numpy(), ended, gamma)
         return result
@@ -248,12 +287,13 @@ class WorldModels(EarningWorkflow):
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
         """Frames for V, windows for M; for C the returns of a generation, or starts of dreams."""
         now = at(self.config, phase["step"])
+        self.temperature = now.temperature
         if hook == "update_controller":
             return self._returns() if now.fitness == "env" else self._starts(buffer, now)
         length = 1 if hook == "update_vae" else now.batch_length + 1
         account = self.dynamics_earned if hook == "update_dynamics" else self.earned
-        due = self.due(phase, now.replay_ratio, account)
-        if due == 0 or not buffer.ready(length):
+        due = self.due(phase, now.replay_ratio, account, ready=buffer.ready(length))
+        if due == 0:
             return None
         size = now.batch_size if hook == "update_vae" else now.sequences
         windows: Batch = buffer.sequences(size, length, due)
@@ -302,7 +342,7 @@ class WorldModels(EarningWorkflow):
     def _learn_vae(self, frames: Tensor, now: WorldModelsConfig) -> Metrics:
         noise = self._normal((len(frames), now.latent))
         tolerance = scalar(now.kl_tolerance, self.context.device)
-        rates = self._rates(now.vae_rate, now)
+        rates = self.rates(now.vae_rate, now)
         return _named(self.vae_optimizer.step(frames, noise, tolerance, **rates), "vae")
 
     def _learn_dynamics(self, rows: Batch, now: WorldModelsConfig) -> Metrics:
@@ -316,7 +356,7 @@ class WorldModels(EarningWorkflow):
             rows[REWARD],
             rows[TERMINATED],
             *scales,
-            **self._rates(now.dynamics_rate, now),
+            **self.rates(now.dynamics_rate, now),
         )
         return _named(metrics, "dynamics")
 
@@ -330,11 +370,6 @@ class WorldModels(EarningWorkflow):
     def _normal(self, size: Any) -> Tensor:
         noise = torch.randn(size, generator=self.model_rng, device=self.model_rng.device)
         return noise.to(self.context.device)
-
-    def _rates(self, rate: float, now: WorldModelsConfig) -> dict[str, Tensor]:
-        device = self.context.device
-        norm = scalar(now.max_grad_norm, device)
-        return {"learning_rate": scalar(rate, device), "max_grad_norm": norm}
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """One generation: the returns of its candidates, played or dreamt, move the search."""
@@ -372,7 +407,7 @@ class WorldModels(EarningWorkflow):
         device = state[LATENT].device
         vector = as_vector(self.space, torch.as_tensor(action, device=device))
         noise = self.dynamics.noise((len(vector),), generator).to(device)
-        return dream_step(self.dynamics, state, vector, noise, at(self.config, 0).temperature)
+        return dream_step(self.dynamics, state, vector, noise, self.temperature)
 
     @torch.no_grad()
     def look(self, state: State) -> Tensor:
@@ -394,24 +429,14 @@ class WorldModels(EarningWorkflow):
             raw = controls(mean.to(features.device), features[None], vector_size(self.space))[0]
             action = decided(self.space, raw) if given is None else given[now]
             state, reward, continues = self.dream_step(state, action, rng)
-            row = {OBS: self.look(state), ACTION: action, REWARD: reward, "continues": continues}
+            row = {OBS: self.look(state), ACTION: action, REWARD: reward, CONTINUES: continues}
             for name, each in {**row, LATENT: state[LATENT]}.items():
                 found.setdefault(name, []).append(each)
         return {name: torch.stack(each) for name, each in found.items()}
 
     def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
-        """Something that was played, and what M foresaw of it after the first few frames."""
-        buffer: Any = next(iter(self.context.buffers.values()))
-        seen = self.config.context
-        if (window := buffer.newest(seen + FORESEEN)) is None:
-            return {}
-        start, actions = picked(window, slice(0, seen)), window[PREVIOUS_ACTION][seen:]
-        foreseen = self.imagine(horizon=FORESEEN, seen=start, actions=actions)[OBS]
-        strips = [self.vae.pixels(window[OBS][seen:]), foreseen]
-        strips.append((strips[0] - strips[1]).abs())
-        film = Film(["truth", "model", "error"], [each[:, 0].numpy(force=True) for each in strips])
-        title = f"{seen} frames seen, then foreseen"
-        return {"open_loop": Picture(title, [film], x_label="step")}
+        """Something that was played, and what M foresaw of it."""
+        return open_loop(self, {OBS: self.image}, FORESEEN)
 
     @torch.no_grad()
     def _dreamt(self, seen: Batch, now: WorldModelsConfig) -> Tensor:

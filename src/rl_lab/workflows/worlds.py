@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from rl_lab.core.actions import as_vector
-from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, Batch
-from rl_lab.core.optim import scalar
+from rl_lab.core.batch import INDEX, LATENT, OBS, PREVIOUS_ACTION, RESET, REWARD, Batch
 from rl_lab.core.options import option
 from rl_lab.core.picture import Picture
+from rl_lab.core.protocols import Phase
+from rl_lab.core.schedule import extremes
+from rl_lab.core.spec import Space
 from rl_lab.core.tree import map_leaves, picked
 from rl_lab.networks.dreaming import CONTINUES, SEEN, foresight_pictures
 from rl_lab.networks.rssm import State
@@ -19,6 +21,7 @@ from rl_lab.networks.worlds import WorldModel, WorldModelConfig
 from rl_lab.workflows.base import LearnsFrom
 from rl_lab.workflows.earning import EarningConfig, EarningWorkflow
 
+LONGEST = 32  # frames of sequences that are worth compiling
 BELIEF = ("deter", "stoch")  # of a state: where the model thinks it is
 
 
@@ -28,6 +31,9 @@ class WorldConfig(WorldModelConfig, EarningConfig):
 
     batch_size: int = option(8, "sequences of one gradient step")
     batch_length: int = option(32, "frames of each sequence")
+    continue_scale: float = option(
+        1.0, "weight of the loss of continuations; 0: no end of an episode is foreseen"
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -39,8 +45,31 @@ class WorldConfig(WorldModelConfig, EarningConfig):
             raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
 
     def gradient_steps(self, run: Any) -> float:
-        """None that compiling would repay: a memory is unrolled, which takes minutes to compile."""
-        return 0.0
+        """What compiling has to repay: a few minutes, but each step then takes half as long.
+
+        The memory is unrolled, so with long sequences it would be many minutes.
+        """
+        return 6 * super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
+
+    def check(self, run: Any) -> list[str]:
+        """Problems that only show together with the rest of the configuration."""
+        problems = super().check(run)
+        if run.environment.normalize_obs:
+            problems.append("a world model sees frames as they are: set normalize_obs to false")
+        length, count = self.batch_length, run.environment.num_envs
+        for name, buffer in run.buffers.items():
+            rows = getattr(buffer, "capacity", length * count + count) // count
+            if rows <= length:  # what led to the oldest frame is not known any more
+                problems.append(
+                    f"a window of batch_length {length} is of one environment, and buffers.{name} "
+                    f"has room for {rows} frames of each: capacity must be {(length + 1) * count}"
+                )
+        return problems
+
+    @property
+    def foresees_ends(self) -> bool:
+        """Whether imagined episodes may end: if not, nobody has taught the model when."""
+        return extremes(self.continue_scale)[1] > 0
 
     def memory_problem(self) -> str:
         """Why `network.memory` would do nothing."""
@@ -60,11 +89,21 @@ class WorldWorkflow(EarningWorkflow):
     shown_steps: ClassVar[int] = 15  # of open-loop predictions
     world: WorldModel
 
-    def rates(self, learning_rate: float, now: Any) -> dict[str, Tensor]:
-        """What an optimiser's step is told, as tensors."""
-        device = self.context.device
-        norm = scalar(now.max_grad_norm, device)
-        return {"learning_rate": scalar(learning_rate, device), "max_grad_norm": norm}
+    def begin_windows(self, windows: Batch) -> State:
+        """The states [K, B, …] before windows: as they were left in the buffer, else nothing."""
+        count, _, size = windows[RESET].shape
+        start = self.world.rssm.initial(count * size, self.context.device)
+        if LATENT in windows:
+            parts = windows[LATENT].split([start[key].shape[-1] for key in BELIEF], -1)
+            return dict(zip(BELIEF, parts, strict=True))
+        return {key: each.unflatten(0, (count, size)) for key, each in start.items()}
+
+    def keep_states(self, windows: Batch, states: Batch, phase: Phase) -> None:
+        """Leave the states [K, T, B, …] of windows in their buffer, if it has a place for them."""
+        if INDEX in windows:
+            name = phase["buffer"] or next(iter(self.context.buffers))
+            buffer: Any = self.context.buffers[name]
+            buffer.store_latents(windows[INDEX], torch.cat([states[key] for key in BELIEF], -1))
 
     @torch.no_grad()
     def begin_dream(self, seen: Batch) -> State:
@@ -83,10 +122,12 @@ class WorldWorkflow(EarningWorkflow):
     ) -> tuple[State, Tensor, Tensor]:
         """One step of a dream: the state after actions [N, …], rewards, and chances to go on."""
         vector = as_vector(self.world.action, torch.as_tensor(action, device=self.context.device))
-        noise = self.world.noise((len(vector),), generator)
+        noise = self.world.noise((len(vector),), generator).to(vector.device)
         state = self.world.rssm.imagine_step(state, vector, noise)
         features = self.world.rssm.features(state)
-        return state, self.world.reward.mean(features), self.world.going_on(features)
+        reward = self.world.reward.mean(features)
+        ends = self.config.foresees_ends
+        return state, reward, self.world.going_on(features) if ends else torch.ones_like(reward)
 
     @torch.no_grad()
     def look(self, state: State) -> Any:
@@ -109,12 +150,21 @@ class WorldWorkflow(EarningWorkflow):
 
     def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
         """Something that was played, and what the model foresaw of it."""
-        buffer: Any = next(iter(self.context.buffers.values()))
-        if (window := buffer.newest(SEEN + self.shown_steps)) is None:
-            return {}
-        seen, rest = picked(window, slice(0, SEEN)), picked(window, slice(SEEN, None))
-        foreseen = self.imagine(horizon=self.shown_steps, seen=seen, actions=rest[PREVIOUS_ACTION])
-        return foresight_pictures(self.world.spaces, rest[OBS], foreseen[OBS])
+        return open_loop(self, self.world.spaces, self.shown_steps)
+
+
+def open_loop(workflow: Any, spaces: Mapping[str, Space], steps: int) -> Mapping[str, Picture]:
+    """Pictures of the newest frames of one episode and, after the first few, what was foreseen.
+
+    So many `steps`, or as many as the longest episode has; nothing is drawn after a reset.
+    """
+    buffer: Any = next(iter(workflow.context.buffers.values()))
+    if (window := buffer.newest(SEEN + steps)) is None or len(window[RESET]) <= SEEN:
+        return {}
+    seen, rest = picked(window, slice(0, SEEN)), picked(window, slice(SEEN, None))
+    actions = rest[PREVIOUS_ACTION]
+    foreseen = workflow.imagine(horizon=len(actions), seen=seen, actions=actions)
+    return foresight_pictures(spaces, rest[OBS], foreseen[OBS])
 
 
 def _stacked(*rows: Tensor) -> Tensor:

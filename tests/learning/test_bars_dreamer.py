@@ -1,0 +1,41 @@
+"""Learning bars of Dreamer, and a broken twin that must stay below them. Slow: `make learn`."""
+
+import pytest
+
+from rl_lab import api
+from rl_lab.workflows import dreamer
+
+pytestmark = pytest.mark.slow
+LAKE, POLE, BALANCE = "FrozenLake-v1", "CartPole-v1", "dm_control/cartpole-balance"
+
+
+def best_return(tmp_path, spec: str, seed: int) -> float:
+    """The final test of the checkpoint that evaluations liked best."""
+    words = ["logging.tensorboard=false", "logging.report=false"]
+    outcome = api.train(spec, seed=seed, runs_dir=tmp_path, overrides=words)
+    return outcome.summary["test"]["best"]["return_mean"]
+
+
+@pytest.mark.parametrize("seed", (1, 2, 3))
+@pytest.mark.parametrize(
+    ("spec", "bar"),
+    [
+        (f"{LAKE}:dreamer_v3", 0.9),  # at random 0.01
+        (f"{LAKE}:dreamer_v2", 0.9),
+        (f"{POLE}:dreamer_v3", 200),  # at random 22
+        (f"{POLE}:dreamer_v2", 200),
+        (f"{BALANCE}:dreamer_v1", 700),  # at random 350
+    ],
+)
+def test_learns(tmp_path, spec, bar, seed):
+    assert best_return(tmp_path, spec, seed) >= bar
+
+
+def test_a_policy_that_is_told_the_opposite_does_not_learn(tmp_path, monkeypatch):
+    honest = dreamer.reinforce_loss
+
+    def turned(actor, features, action, advantage, weight, entropy_scale):
+        return honest(actor, features, action, -advantage, weight, entropy_scale)
+
+    monkeypatch.setattr(dreamer, "reinforce_loss", turned)
+    assert best_return(tmp_path, f"{LAKE}:dreamer_v3", 1) < 0.5
