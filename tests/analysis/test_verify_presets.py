@@ -14,9 +14,10 @@ STEPS, LEARNING_STARTS = 600, 300
 def configured(preset):
     words = [f"{path}={str(value).lower()}" for path, value in SHORT.items()]
     words += [f"training.total_timesteps={STEPS}", f"checkpoint.every_steps={STEPS // 2}"]
-    config, _ = configure(preset, words)
+    config, _ = configure(preset, words, small=True)
     if hasattr(config.algorithm, "learning_starts"):  # so that something is learnt, too
-        config, _ = configure(preset, [*words, f"algorithm.learning_starts={LEARNING_STARTS}"])
+        words.append(f"algorithm.learning_starts={LEARNING_STARTS}")
+        config, _ = configure(preset, words, small=True)
     return config
 
 
