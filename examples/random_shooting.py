@@ -83,8 +83,9 @@ class RandomShooting(WorldWorkflow):
         return Action(action, {**belief, "action": vector})
 
     def sample(self, buffer, *, hook, phase):
-        due = self.due(phase, at(self.config, phase["step"]).replay_ratio)
-        if due == 0 or not buffer.ready(self.config.batch_length):
+        ready = buffer.ready(self.config.batch_length)
+        due = self.due(phase, at(self.config, phase["step"]).replay_ratio, ready=ready)
+        if due == 0:
             return None
         return buffer.sequences(self.config.batch_size, self.config.batch_length, due)
 

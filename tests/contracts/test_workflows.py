@@ -211,6 +211,8 @@ def test_every_number_may_follow_a_schedule(tmp_path, name, key, start):
     schedule = f"algorithm.{key}={{start: {start}, end: {start / 2}}}"
     short = ["training.total_timesteps=128", "evaluation.every_steps=0"]
     short += ["evaluation.test_episodes=0", schedule]
+    if (name, key) == ("dreamer_v1", "entropy"):
+        short.append("algorithm.squashed=false")  # with it, the entropy is not known
     outcome = tiny_run(tmp_path, *words(name, home(name), *short))
     assert outcome.summary["status"] == "finished"
     assert outcome.summary["env_steps"] == 128

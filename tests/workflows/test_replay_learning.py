@@ -116,7 +116,7 @@ def test_the_account_is_exact_at_every_point_and_through_a_save(tiny, num_envs):
 def test_several_gradient_steps_are_as_many_minibatches_of_their_own(tiny):
     workflow = tiny(SPEC, *SMALL, "algorithm.replay_ratio=1.5").workflow
     buffer = workflow.context.buffers["replay"]
-    assert workflow.sample(buffer, hook="update", phase=phase(40)) is None  # nothing in it yet
+    assert workflow.sample(buffer, hook="update", phase=phase(20)) is None  # nothing in it yet
     buffer.add(workflow.collect_step(0, phase=phase()).trajectory)
     batch = workflow.sample(buffer, hook="update", phase=phase(40))
     assert batch[OBS].shape == (30, ROWS, 4)  # 1.5 · 20 steps after the first 20, asked for twice
