@@ -340,9 +340,10 @@ def test_pictures_are_weighed_as_each_version_does():
 
 
 def test_an_image_too_small_for_convolutions_is_a_vector():
-    space = Box((2, 3, 3), np.dtype(np.float32), np.zeros((2, 3, 3)), np.ones((2, 3, 3)))
+    space = Box((3, 3, 3), np.dtype(np.float32), np.zeros((3, 3, 3)), np.ones((3, 3, 3)))
     world = make(space, ACTIONS["index"])
-    assert world.decode(torch.zeros(5, world.feature_dim)).shape == (5, 2, 3, 3)
+    assert list(world.vectors) == [OBS]
+    assert world.decode(torch.zeros(5, world.feature_dim)).shape == (5, 3, 3, 3)
 
 
 def test_the_sizes_of_the_paper_are_of_categories():
