@@ -18,3 +18,13 @@ WORLD_MODELS = {
 WORDS = ["PixelTrack-v0:random", "algorithm.name=world_models"]
 WORDS += [f"algorithm.{name}={value}" for name, value in WORLD_MODELS.items()]
 ONE = "training.phases=[{name: all, hooks: [collect, update_world_model, update_controller]}]"
+PHASES = (
+    "training.phases=["
+    "{name: explore, policy: random, duration_steps: 128, hooks: [collect]},"
+    "{repeat: 2, phases: ["
+    "{name: see, type: offline, duration_updates: 2, hooks: [update_vae]},"
+    "{name: foresee, type: offline, duration_updates: 2, hooks: [update_dynamics]},"
+    "{name: control, duration_cycles: 5, hooks: [collect, update_controller]}]},"
+    "{name: wander, policy: brownian, duration_steps: 64, hooks: [collect]},"
+    "{name: all, duration_cycles: 2, hooks: [collect, update_world_model, update_controller]}]"
+)

@@ -44,6 +44,16 @@ def test_a_window_comes_with_the_state_before_it():
     assert buffer.ring.oldest > 0 and known > 50
 
 
+def test_the_memory_of_states_is_counted_before_it_is_taken():
+    config = SequenceConfig(capacity=40, latents=True)
+    buffer = SequenceReplay(config, setup(num_envs=2, latent_size=4))
+    without = SequenceReplay(SequenceConfig(capacity=40), setup(num_envs=2, latent_size=4))
+    buffer.add(Stream(2, seed=1).trajectory(3))
+    batch = buffer.sequences(4, 3)
+    buffer.store_latents(batch["index"], marks(batch))
+    assert buffer.bytes_needed - without.bytes_needed == buffer.latents.values.nbytes
+
+
 def test_before_the_first_frame_of_all_there_is_none():
     """The ring is full: at the place before its oldest frame lies the newest."""
     buffer, stream = made(capacity=10, num_envs=1), Stream(1, seed=1, ends=0.0)

@@ -84,6 +84,11 @@ def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
         "no preset LunarLander-v3:ppo_gru: ppo with its defaults and gru memory on LunarLander-v3"
     )
     assert composed.notes == [expected]
+    sized = compose("CartPole-v1:dreamer_v3_12m")
+    assert sized.tree["algorithm"] == {"name": "dreamer_v3", "size": "12m"}
+    assert "with its defaults and size 12m on CartPole-v1" in sized.notes[0]
+    with pytest.raises(UserError, match="no algorithm 'ppo_12m'"):
+        compose("CartPole-v1:ppo_12m")
     assert compose("LunarLander-v3").tree["algorithm"] == {"name": "ppo"}
     assert compose("m:Env-v0:random").tree["environment"] == {"id": "m:Env-v0"}
 

@@ -3,6 +3,9 @@
 import pytest
 from killing import check_killed
 
+from tiny_world_models import PHASES
+from tiny_world_models import WORDS as WORLD_MODELS
+
 # 4 environments; a collect call is 16 vector steps, so checkpoints (every 256 steps) fall between.
 UNIT = "algorithm.rollout_steps=16"
 REPLAY = ["algorithm.learning_starts=64", "algorithm.batch_size=16", "algorithm.train_every=16"]
@@ -58,7 +61,16 @@ DREAMERS = {
     "v1": ["Pendulum-v1:random", "algorithm.name=dreamer_v1", *DREAMER],
     "v2": ["CartPole-v1:random", "algorithm.name=dreamer_v2", *DREAMER],
     "v3": ["CartPole-v1:random", "algorithm.name=dreamer_v3", *DREAMER],
+    "planet": [
+        "Pendulum-v1:random",
+        "algorithm.name=planet",
+        *(each for each in DREAMER if "horizon" not in each),
+        *("algorithm.planner.horizon=3", "algorithm.planner.candidates=8"),
+        "algorithm.planner.elites=3",
+    ],
 }
+ROUNDS = [*WORLD_MODELS, PHASES, "training.total_timesteps=4096", "checkpoint.every_steps=64"]
+ROUNDS += ["algorithm.train_every=10", "environment.max_episode_steps=15"]
 
 
 @pytest.mark.parametrize("words", OFTEN.values(), ids=OFTEN)
@@ -77,3 +89,10 @@ def test_killed_three_times_everywhere(tmp_path, words):
 def test_dreamers_are_killed_three_times(tmp_path, words):
     """A cycle has three hooks: between the updates, at once, and after the next checkpoint."""
     check_killed(tmp_path, *words, kills=(17, 1, 14))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fitness", ["env", "dream"])
+def test_rounds_of_world_models_are_killed_three_times(tmp_path, fitness):
+    """In M, at once, and in a generation of the second round."""
+    check_killed(tmp_path, *ROUNDS, f"algorithm.fitness={fitness}", kills=(8, 1, 22))

@@ -401,6 +401,7 @@ def test_windows_go_on_from_where_the_model_was(dreamer):
     begun = workflow.begin_windows(windows)
     known = begun["deter"].any(-1)
     assert known.any() and begun["deter"].shape == (1, 60, 8)
+    assert windows["latent"].shape[-1] == buffer.setup.latent_size  # room was asked for that much
     assert not known[windows[RESET][:, 0]].any()  # an episode begins with nothing
     assert (begun["stoch"][known].sum(-1) == 3).all()  # one class of each of three latents
     nothing = {key: each for key, each in windows.items() if key != "latent"}

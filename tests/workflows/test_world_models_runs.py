@@ -10,7 +10,7 @@ from rl_lab.core.state import differences, fingerprint, join, split
 from rl_lab.core.tree import picked
 from rl_lab.envs.dream import DreamEnv
 from rl_lab.envs.track import PixelTrackEnv
-from tiny_world_models import ONE, WORDS
+from tiny_world_models import ONE, PHASES, WORDS
 
 
 def play(run, hook=None, count=1):
@@ -147,17 +147,6 @@ def test_dreams_need_no_environment(tiny):
 
 
 # -- resuming ----------------------------------------------------------------------------------
-
-PHASES = (
-    "training.phases=["
-    "{name: explore, policy: random, duration_steps: 128, hooks: [collect]},"
-    "{repeat: 2, phases: ["
-    "{name: see, type: offline, duration_updates: 2, hooks: [update_vae]},"
-    "{name: foresee, type: offline, duration_updates: 2, hooks: [update_dynamics]},"
-    "{name: control, duration_cycles: 5, hooks: [collect, update_controller]}]},"
-    "{name: wander, policy: brownian, duration_steps: 64, hooks: [collect]},"
-    "{name: all, duration_cycles: 2, hooks: [collect, update_world_model, update_controller]}]"
-)
 
 
 def everything(run):

@@ -64,8 +64,12 @@ class SequenceReplay(UniformReplay):
         self.latents = Latents(self.ring) if config.latents else None
 
     def needed_bytes(self, rows: int) -> int:
-        """The rows, two positions for each, and a line for each episode if all have one step."""
-        return super().needed_bytes(rows) + INDEX_BYTES * rows * self.setup.num_envs
+        """The rows, two positions for each, and a line for each episode if all have one step.
+
+        With `latents`, the recurrent states too.
+        """
+        beside = INDEX_BYTES + (4 * self.setup.latent_size if self.config.latents else 0)
+        return super().needed_bytes(rows) + beside * rows * self.setup.num_envs
 
     def ready(self, length: int = 1) -> bool:
         """True once there is a window of so many frames."""

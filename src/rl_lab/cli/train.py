@@ -12,7 +12,7 @@ from typing import Any
 from rl_lab.cli.printing import say, say_json, spread, table, warn
 from rl_lab.core.errors import UserError
 
-DEBUG_STEPS = 2_000
+SMALL = ("training.total_timesteps=2_000", "evaluation.test_episodes=2", "compute.compile=off")
 RESUME_WORD = "training.resume_path"
 
 
@@ -46,7 +46,7 @@ class Request:
         """Every `key=value`, those of the options included; what was typed last wins."""
         words = [word for word in self.words if _is_override(word)]
         if self.debug and self.fork is None:  # a fork begins where it begins
-            words = [f"training.total_timesteps={DEBUG_STEPS}", "compute.compile=off", *words]
+            words = [*SMALL, *words]
         if self.total_timesteps is not None:
             words.append(f"training.total_timesteps={self.total_timesteps}")
         if self.init_from_run is not None:

@@ -171,7 +171,7 @@ class Compiled:
                     f"compiling {self.name} needs a C++ compiler: install g++ (a new run can do "
                     "without it by compute.compile=off)"
                 )
-            _told.get()(f"Compiling {self.name} (half a minute or more; kept for next time) ...")
+            _told.get()(f"Compiling {self.name} (a minute or a few; kept for next time) ...")
             try:
                 with _undisturbed():
                     if self.shorten is not None:

@@ -102,6 +102,7 @@ class BufferSetup:
     others: Mapping[str, Any] = field(default_factory=dict)  # the buffers made before it, by name
     # goal-conditioned environments: (achieved [B, …], desired [B, …]) -> reward [B]
     goal_reward: Callable[[Array, Array], Array] | None = None
+    latent_size: int = 0  # numbers of a recurrent state, if the algorithm can tell
 
 
 class Act(Protocol):

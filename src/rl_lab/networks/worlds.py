@@ -89,6 +89,12 @@ class WorldModelConfig:
             return Dimensions(*own, stoch=self.stoch, blocks=self.blocks)
         return Dimensions(*SIZES[self.size], stoch=32, blocks=8)
 
+    @property
+    def latent_size(self) -> int:
+        """Numbers of a state of the model."""
+        sizes = self.dimensions()
+        return sizes.deter + sizes.stoch * max(sizes.classes, 1)
+
 
 class Dimensions(NamedTuple):
     """What `size` decides."""
@@ -121,7 +127,7 @@ class ImageEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         """[..., C, H, W] to [..., features]."""
         flat = image.reshape(-1, *image.shape[-3:]).float() * self.scale - 0.5
-        return self.layers(flat).reshape(*image.shape[:-3], self.out_dim)
+        return self.layers(_channels_last(flat)).reshape(*image.shape[:-3], self.out_dim)
 
 
 class ImageDecoder(nn.Module):
@@ -153,7 +159,7 @@ class ImageDecoder(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[..., F] to [..., C, H, W]."""
         lead = features.shape[:-1]
-        image = self.layers(self.enter(features).reshape(-1, *self.start))
+        image = self.layers(_channels_last(self.enter(features).reshape(-1, *self.start)))
         image = image[..., : self.shape[1], : self.shape[2]] + 0.5
         return image.reshape(*lead, *self.shape)
 
@@ -357,6 +363,11 @@ def parts_of(observation: Observation) -> dict[str, Space]:
 def _name(key: str) -> str:
     """torch allows no dots in the names of modules; underscores are doubled, so no two are one."""
     return f"part_{key.replace('_', '__').replace('.', '_')}"
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    """The same images [B, C, H, W], laid out in memory as convolutions on a CPU like them."""
+    return images.contiguous(memory_format=torch.channels_last)
 
 
 def _image_norm(channels: int, config: WorldModelConfig) -> nn.Module:

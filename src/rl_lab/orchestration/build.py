@@ -158,7 +158,13 @@ def make_context(config: RunConfig) -> WorkflowContext:
         eval_environment=None,
         collector=collector,
         components=make_components(config.components),
-        buffers=make_buffers(config.buffers, environment, streams, device),
+        buffers=make_buffers(
+            config.buffers,
+            environment,
+            streams,
+            device,
+            latent_size=getattr(config.algorithm, "latent_size", 0),
+        ),
         optimizers={},
         rng=streams,
         initial_observation=collector.obs,
@@ -317,7 +323,11 @@ def buffer_problems(
 
 
 def make_buffers(
-    blocks: Mapping[str, Any], environment: VectorEnv, streams: Streams, device: str
+    blocks: Mapping[str, Any],
+    environment: VectorEnv,
+    streams: Streams,
+    device: str,
+    latent_size: int,
 ) -> dict[str, Buffer]:
     """Named buffers, in their order; a rollout buffer when none is configured."""
     made: dict[str, Buffer] = {}
@@ -329,6 +339,7 @@ def make_buffers(
             device=device,
             others=dict(made),
             goal_reward=getattr(environment, "goal_reward", None),
+            latent_size=latent_size,
         )
         try:
             made[name] = registry.of("buffer", block)(block, setup)

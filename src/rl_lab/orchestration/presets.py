@@ -3,11 +3,11 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
-from rl_lab.orchestration import catalog  # noqa: F401  declares the built-in names
+from rl_lab.orchestration import catalog
 from rl_lab.orchestration.documents import PACKAGE_CONFIGS
 
 PRESETS = "experiment"  # the folder of presets in a config folder
@@ -77,7 +77,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
     if variant is None:
         tree["algorithm"] = {"name": DEFAULT_ALGORITHM}
         return tree, f"no algorithm named: {DEFAULT_ALGORITHM} with its defaults on {environment}"
-    algorithm, memory = _split_variant(variant)
+    algorithm, suffix = _split_variant(variant)
     if algorithm is None:
         presets = _presets_in(folders)
         here = [each for each in presets if each.startswith(f"{environment}:")]
@@ -88,18 +88,30 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         raise UserError(f"'{spec}': no preset and no algorithm '{variant}'{hint}")
     tree["algorithm"] = {"name": algorithm}
     words = f"{algorithm} with its defaults"
-    if memory:
-        tree["network"] = {"memory": {"type": memory}}
-        words += f" and {memory} memory"
+    if suffix in registry.names("memory"):
+        tree["network"] = {"memory": {"type": suffix}}
+        words += f" and {suffix} memory"
+    elif suffix:
+        tree["algorithm"]["size"] = suffix
+        words += f" and size {suffix}"
     return tree, f"no preset {spec}: {words} on {environment}"
 
 
 def _split_variant(variant: str) -> tuple[str | None, str | None]:
-    """`ppo` → (ppo, None), `ppo_gru` → (ppo, gru), anything else → (None, None)."""
+    """`ppo` → (ppo, None), `ppo_gru` → (ppo, gru), anything else → (None, None).
+
+    What follows the algorithm is a memory, or a size: `dreamer_v3_12m`.
+    """
     algorithms = registry.names("workflow")
     if variant in algorithms:
         return variant, None
-    algorithm, _, memory = variant.rpartition("_")
-    if algorithm in algorithms and memory in registry.names("memory"):
-        return algorithm, memory
+    algorithm, _, suffix = variant.rpartition("_")
+    if algorithm in algorithms and suffix in [*registry.names("memory"), *_sizes(algorithm)]:
+        return algorithm, suffix
     return None, None
+
+
+def _sizes(algorithm: str) -> tuple[str, ...]:
+    """The named sizes that an algorithm has, if any."""
+    config = catalog.config_class(catalog.workflow_class(algorithm))
+    return get_args(get_type_hints(config).get("size")) if config else ()
