@@ -404,3 +404,14 @@ def test_offline_phases_are_logged_and_saved_by_their_updates(tiny):
     rows = [row["updates"] for row in written if "train/loss" in row]
     assert [each for each in rows if each < 25] == [10, 20]
     assert saved == [10, 20, 25]  # and the last one, at the end of the run
+
+
+def test_a_condition_that_nothing_measures_is_told(tmp_path):
+    phases = (
+        "training.phases=[{name: first, until: 'eval/return_mean >= 1e9', max_steps: 64,"
+        " hooks: [collect, update, evaluate]},"
+        " {name: second, until: 'eval/retrun >= 5', max_steps: 64, hooks: [collect, update]}]"
+    )
+    said = tiny_run(tmp_path, "CartPole-v1:ppo_none", phases).run.log_file.read_text()
+    assert "WARNING: phase 'second' is over, and 'eval/retrun' was never measured" in said
+    assert "phase 'first'" not in said

@@ -185,6 +185,11 @@ class PhaseScheduler:
             self.index += 1
             self.steps = self.updates = self.cycles = 0
 
+    def waited_in_vain(self, index: int) -> str | None:
+        """The metric that a phase was to end by, if it has not been seen: a typing error?"""
+        until = self.phases[index].until
+        return until[0] if until and until[0] not in self.watched else None
+
     def get_state(self) -> dict[str, Any]:
         """Position and counters."""
         names = [
