@@ -5,10 +5,8 @@ and the controller that is to dream from its states.
 """
 
 import pytest
-import torch
+from stopping import hash_if_not_stopped, hash_if_stopped
 
-from rl_lab.orchestration.session import resume
-from rl_lab.records import faults
 from tiny_runs import run_hash, tiny_run
 
 PHASES = (
@@ -44,17 +42,8 @@ def straight(tmp_path_factory):
 
 @pytest.mark.parametrize("number", [3, 6, 7, 10, 11, 13, 15])
 def test_stopped_here_it_ends_the_same(tmp_path, monkeypatch, straight, number):
-    faults.reset()
-    monkeypatch.setenv("RL_LAB_FAULT", f"hook.after:error@{number}")
-    with pytest.raises(OSError, match=r"No space"):
-        tiny_run(tmp_path, *WORDS)
-    monkeypatch.delenv("RL_LAB_FAULT")
-    torch.manual_seed(123)  # a new process would not share our random stream
-    outcome = resume("@last", root=tmp_path)
-    assert run_hash(outcome.run) == straight
+    assert hash_if_stopped(tmp_path, monkeypatch, f"hook.after:error@{number}", WORDS) == straight
 
 
 def test_the_run_has_that_many_hooks(tmp_path, monkeypatch, straight):
-    faults.reset()
-    monkeypatch.setenv("RL_LAB_FAULT", f"hook.after:error@{HOOKS + 1}")
-    assert run_hash(tiny_run(tmp_path, *WORDS).run) == straight
+    assert hash_if_not_stopped(tmp_path, monkeypatch, HOOKS, WORDS) == straight

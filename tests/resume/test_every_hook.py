@@ -1,11 +1,8 @@
 """A three-phase run is stopped between every pair of hooks; each time it ends the same."""
 
 import pytest
-import torch
+from stopping import hash_if_not_stopped, hash_if_stopped
 
-from rl_lab.orchestration.session import resume
-from rl_lab.records import faults
-from rl_lab.records.run_directory import list_runs
 from tiny_runs import run_hash, tiny_run
 
 PHASES = (
@@ -34,19 +31,8 @@ def straight(tmp_path_factory):
 @pytest.mark.parametrize("point", ["hook.before", "hook.after"])
 @pytest.mark.parametrize("number", range(1, HOOKS + 1))
 def test_stopped_here_it_ends_the_same(tmp_path, monkeypatch, straight, point, number):
-    faults.reset()
-    monkeypatch.setenv("RL_LAB_FAULT", f"{point}:error@{number}")
-    with pytest.raises(OSError, match=r"No space"):
-        tiny_run(tmp_path, *WORDS)
-    monkeypatch.delenv("RL_LAB_FAULT")
-    torch.manual_seed(123)  # a new process would not share our random stream
-    outcome = resume("@last", root=tmp_path)
-    assert run_hash(outcome.run) == straight
+    assert hash_if_stopped(tmp_path, monkeypatch, f"{point}:error@{number}", WORDS) == straight
 
 
 def test_the_fixture_has_that_many_hooks(tmp_path, monkeypatch, straight):
-    faults.reset()
-    monkeypatch.setenv("RL_LAB_FAULT", f"hook.after:error@{HOOKS + 1}")
-    outcome = tiny_run(tmp_path, *WORDS)
-    assert len(list_runs(tmp_path)) == 1
-    assert run_hash(outcome.run) == straight
+    assert hash_if_not_stopped(tmp_path, monkeypatch, HOOKS, WORDS) == straight
