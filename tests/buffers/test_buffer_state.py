@@ -135,7 +135,7 @@ def test_chunks_that_fell_out_of_the_ring_are_dropped():
     ends = [chunk.first + chunk.count for chunk in log.chunks]
     assert [chunk.first for chunk in log.chunks[1:]] == ends[:-1] and ends[-1] == 27
     finals = state["finals"]
-    assert sum(chunk.count for chunk in finals.chunks) < buffer.ring.next_final - 1
+    assert sum(chunk.count for chunk in finals.chunks) < buffer.ring.finals.next - 1
 
 
 def test_equal_rows_are_equal_however_they_were_sealed():

@@ -134,6 +134,7 @@ def test_impossible_settings(wrong, said):
 def test_the_memory_it_asks_for_is_what_it_makes():
     buffer = prioritized(1000, 2)
     ring = buffer.ring
-    arrays = [*ring.columns.values(), *ring.finals.values(), *ring.head.values(), ring.final]
+    arrays = [*ring.columns.values(), *ring.finals.frames.values(), *ring.head.values()]
+    arrays.append(ring.finals.which)
     trees = [buffer.tree.sums, buffer.tree.minima]
     assert buffer.bytes_needed == sum(array.nbytes for array in arrays + trees)

@@ -285,8 +285,8 @@ def test_it_is_a_buffer_and_a_replay_too():
     buffer.done()
     assert buffer.ready() and len(buffer) == 6
     assert buffer.sample(4)["next_obs"].shape == (1, 4, 3)
-    arrays = [*buffer.ring.columns.values(), *buffer.ring.finals.values()]
-    arrays += [*buffer.ring.head.values(), buffer.ring.final]
+    arrays = [*buffer.ring.columns.values(), *buffer.ring.finals.frames.values()]
+    arrays += [*buffer.ring.head.values(), buffer.ring.finals.which]
     arrays += [buffer.streams.codes, buffer.streams.episodes]
     assert buffer.bytes_needed == sum(array.nbytes for array in arrays)
 

@@ -227,5 +227,6 @@ def test_frames_are_stored_once_and_pages_only_when_used():
     ring = buffer.ring
     frames = sum(column.nbytes for name, column in ring.columns.items() if name == "obs")
     assert frames == 1000 * 12
-    arrays = [*ring.columns.values(), *ring.finals.values(), *ring.head.values(), ring.final]
+    arrays = [*ring.columns.values(), *ring.finals.frames.values(), *ring.head.values()]
+    arrays.append(ring.finals.which)
     assert buffer.bytes_needed == sum(array.nbytes for array in arrays)

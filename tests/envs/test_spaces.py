@@ -1,5 +1,6 @@
 """Every space as the lab sees it: names, layouts, indices, and the same rows from every vector."""
 
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ from rl_lab.core.tree import named_leaves
 from rl_lab.envs.check import check_env
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.process import ProcessVector
-from rl_lab.envs.spaces import Frames, action_converter, action_space
+from rl_lab.envs.spaces import Frames, action_converter, action_space, describe
 from rl_lab.envs.vector import GymnasiumVector, SyncVector
 from space_envs import Gates, Rooms, Switches
 
@@ -289,3 +290,18 @@ def test_a_mask_without_the_wrapper_that_forbids_everything_is_refused() -> None
     with pytest.raises(UserError, match="environment 0 forbids every action"):
         zero = Action(np.zeros(1, np.int64))
         collector.collect(lambda obs, state, *, deterministic: zero, steps=2)
+
+
+def test_a_stack_of_frames_is_known_as_one() -> None:
+    def stack(*wrappers: dict[str, Any]) -> int:
+        config = EnvironmentConfig(id="CartPole-v1", num_envs=1, wrappers=list(wrappers))
+        with closing(make_vector(config, [0])) as vector:
+            return vector.spec.stack
+
+    assert stack() == 1
+    assert stack({"id": "FrameStack", "frames": 3}, {"id": "ActionRepeat", "times": 2}) == 3
+    theirs = gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 4)
+    assert describe(theirs, "theirs").stack == 4
+    flat = gym.wrappers.FlattenObservation(theirs)  # 16 numbers are four frames of four
+    assert describe(flat, "flat").stack == 4
+    assert describe(gym.wrappers.ReshapeObservation(theirs, (2, 8)), "two").stack == 1

@@ -413,5 +413,5 @@ def test_a_condition_that_nothing_measures_is_told(tmp_path):
         " {name: second, until: 'eval/retrun >= 5', max_steps: 64, hooks: [collect, update]}]"
     )
     said = tiny_run(tmp_path, "CartPole-v1:ppo_none", phases).run.log_file.read_text()
-    assert "WARNING: phase 'second' is over, and 'eval/retrun' was never measured" in said
+    assert "WARNING: phase 'second' waited for 'eval/retrun': never measured" in said
     assert "phase 'first'" not in said

@@ -26,6 +26,14 @@ OFTEN = {
 }
 REST = {
     "dqn": ["CartPole-v1:random", "algorithm.name=dqn", *REPLAY, "algorithm.dueling=true"],
+    "dqn frames": [
+        "picture_env:Picture-v0:random",
+        "algorithm.name=dqn",
+        "environment.wrappers=[{id: Resize, size: 20}, {id: FrameStack, frames: 3}]",
+        *("~network.encoder.hidden_dims", "network.encoder.type=nature"),
+        "+network.encoder.features=8",
+        *REPLAY,
+    ],
     "dqn her": ["PointGoalDiscrete-v0:random", "algorithm.name=dqn", *REPLAY, *HER],
     "sac discrete": ["CartPole-v1:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS],
     "sac her": ["PointGoal-v0:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS, *HER],

@@ -4,7 +4,8 @@ A transition has a number that never changes: `t * N + n` for environment n at v
 counted since the run began. It lies at `number % capacity`, and what follows it in its environment
 is `number + N`. So `next_obs` is the `obs` of the follower, unless something was cut there: an
 episode ended, or environments were started anew. Such rows have a frame of their own in `finals`.
-The newest row has no follower yet; its `next_obs` is `head`.
+The newest row has no follower yet; its `next_obs` is `head`. Of observations that are stacks of the
+last frames, a row has the newest.
 
 Rows before the newest one never change until they are overwritten. So a checkpoint seals them once.
 """
@@ -16,6 +17,18 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from rl_lab.buffers.pool import (
+    CHUNK_BYTES,
+    Layout,
+    Pool,
+    cuts,
+    end,
+    first_room,
+    in_files,
+    pieces,
+    zeros,
+)
+from rl_lab.buffers.stacks import Stacks
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -33,10 +46,7 @@ from rl_lab.core.spec import Box, EnvSpec, observation_rows
 from rl_lab.core.tree import named_leaves
 
 CUT = "cut"  # column of a chunk: the follower of this row belongs to something else
-CHUNK_BYTES = 64 * 2**20
-FINALS_SHARE = 64  # room for one final frame in so many transitions, to begin with
-
-Layout = dict[str, tuple[tuple[int, ...], Any]]  # column -> shape and dtype of one row
+START = "start"  # and: the observation does not follow from the one before
 
 
 def frame_layout(spec: EnvSpec) -> Layout:
@@ -58,22 +68,26 @@ def layout(spec: EnvSpec) -> Layout:
     }
 
 
+def kept_layout(spec: EnvSpec) -> Layout:
+    """The same, with one frame of a stack."""
+    columns = layout(spec)
+    if spec.stack > 1:
+        (depth, *size), kind = columns[OBS]
+        columns[OBS] = ((depth // spec.stack, *size), kind)
+    return columns
+
+
 def row_bytes(columns: Layout) -> int:
     """What one row of these columns takes."""
     return sum(np.dtype(kind).itemsize * int(np.prod(shape)) for shape, kind in columns.values())
 
 
 def needed_bytes(spec: EnvSpec, rows: int, num_envs: int) -> int:
-    """What a ring takes when it is full, with the final frames that it has room for at first."""
+    """What a ring takes when it is full, with the pools that it has at first."""
     capacity = rows * num_envs
-    frame = row_bytes(frame_layout(spec))
-    finals = first_room(capacity, num_envs)
-    return capacity * (row_bytes(layout(spec)) + 8) + (finals + num_envs) * frame
-
-
-def first_room(capacity: int, num_envs: int) -> int:
-    """How many final frames there is room for before the pool has to grow."""
-    return min(max(num_envs, capacity // FINALS_SHARE), capacity)
+    pool = capacity * 8 + first_room(capacity, num_envs) * row_bytes(frame_layout(spec))
+    edge = num_envs * row_bytes(frame_layout(spec))
+    return capacity * row_bytes(kept_layout(spec)) + (pool + edge) * (1 + (spec.stack > 1))
 
 
 class Steps(ABC):
@@ -158,14 +172,13 @@ class Ring(Steps):
     def __init__(self, spec: EnvSpec, rows: int, num_envs: int) -> None:
         super().__init__(spec, rows, num_envs)
         self.total = 0
-        # zeros, not empty: a page is taken from the machine when it is first written
-        self.columns = _zeros(layout(spec), self.capacity)
-        self.final = np.zeros(self.capacity, np.int64)  # which final frame; 0: the follower's obs
-        self.finals = _zeros(frame_layout(spec), first_room(self.capacity, num_envs))
-        self.first_final = self.next_final = 1  # they are numbered in the order of their rows
-        self.head = _zeros(frame_layout(spec), num_envs)
+        frame = frame_layout(spec)
+        self.columns = zeros(kept_layout(spec), self.capacity)
+        self.finals = Pool(frame, self.capacity, num_envs)  # where a row's follower is not its next
+        self.head = zeros(frame, num_envs)
+        self.stacks = Stacks(spec.stack, frame, self.capacity, num_envs) if spec.stack > 1 else None
+        self.pools = [self.finals, *([self.stacks.starts] if self.stacks else [])]
         self.chunks: list[Chunk] = []  # sealed rows that are in files
-        self.final_chunks: list[Chunk] = []
 
     # ------------------------------------------------------------ writing
 
@@ -179,28 +192,35 @@ class Ring(Steps):
             return
         if self.total:
             self._close(reset[0], {name: new[name][0] for name in self.frame_names})
-        self._forget(self.total + steps - self.rows)
         skipped = max(steps - self.rows, 0)  # a trajectory that is longer than the ring
+        if self.stacks:
+            observed = new[OBS][skipped:]
+            begins = self._begins(new[OBS])[skipped:]
+            new[OBS] = self.stacks.newest(new[OBS])
+        self._forget(self.total + steps - self.rows)
         self.total += skipped
         first = self.total * self.num_envs
         count = (steps - skipped) * self.num_envs
         for place, source in self.stretches(first, count):
             for name, column in self.columns.items():
                 column[place] = _flat(new[name][skipped:])[source]
-            self.final[place] = 0
+            for pool in self.pools:
+                pool.which[place] = 0
         self.total += steps - skipped
+        if self.stacks and begins.any():
+            self.stacks.starts.keep(first + np.flatnonzero(begins), {OBS: observed[begins]})
         ended = (new[TERMINATED] | new[TRUNCATED])[skipped:-1]
         cut = ended | reset[skipped + 1 :]
         if cut.any():
-            numbers = first + np.flatnonzero(cut)
-            self._keep_finals(numbers, {name: after[name][skipped:-1][cut] for name in after})
+            ends = {name: after[name][skipped:-1][cut] for name in after}
+            self.finals.keep(first + np.flatnonzero(cut), ends)
         for name, frames in self.head.items():
             frames[:] = after[name][-1]
 
     def end(self) -> None:
         """Nothing will be added any more: what the newest row led to is final."""
         if self.total:
-            self._keep_finals(self.newest + np.arange(self.num_envs), self.head)
+            self.finals.keep(self._numbers(self.total - 1), self.head)
 
     def _close(self, reset: Array, frames: Columns) -> None:
         """The newest row gets a follower: is it the next step of the same episode?
@@ -214,37 +234,27 @@ class Ring(Steps):
             differs = head != frames[name]
             cut |= differs.reshape(self.num_envs, -1).any(1)
         if cut.any():
-            numbers = self.newest + np.flatnonzero(cut)
-            self._keep_finals(numbers, {name: head[cut] for name, head in self.head.items()})
+            ended = {name: head[cut] for name, head in self.head.items()}
+            self.finals.keep(self._numbers(self.total - 1)[cut], ended)
+
+    def _begins(self, stacks: Array) -> Array:
+        """Which stacks [T, N, …] do not follow; those that will be the oldest are kept."""
+        assert self.stacks is not None
+        before = self.take(OBS, self._numbers(self.total - 1)) if self.total else None
+        oldest = max(self.total + len(stacks) - self.rows, 0)
+        if oldest >= self.total:
+            self.stacks.tail[:] = stacks[oldest - self.total]
+        elif oldest > self.oldest:
+            self.stacks.tail[:] = self.take(OBS, self._numbers(oldest))
+        return self.stacks.begins(stacks, before)
 
     def _forget(self, until: int) -> None:
         """Rows before the vector step `until` are about to be overwritten."""
         count = min(until, self.total) - self.oldest
         if count > 0:
             for place, _ in self.stretches(self.oldest * self.num_envs, count * self.num_envs):
-                self.first_final += int(np.count_nonzero(self.final[place]))
-
-    def _keep_finals(self, numbers: Array, frames: Columns) -> None:
-        """Frames that no follower has, in the order of their rows."""
-        which = np.arange(self.next_final, self.next_final + len(numbers))
-        self.next_final += len(numbers)
-        self._make_room(self.next_final - self.first_final, self.next_final - len(numbers))
-        for name, pool in self.finals.items():
-            pool[which % len(pool)] = frames[name]
-        self.final[numbers % self.capacity] = which
-
-    def _make_room(self, count: int, until: int) -> None:
-        """Room for `count` final frames; those before `until` are there already."""
-        room = len(self.finals[self.frame_names[0]])
-        if count <= room:
-            return
-        which = np.arange(self.first_final, until)
-        for name, pool in self.finals.items():
-            larger = np.zeros(
-                (min(max(2 * room, count), self.capacity), *pool.shape[1:]), pool.dtype
-            )
-            larger[which % len(larger)] = pool[which % room]
-            self.finals[name] = larger
+                for pool in self.pools:
+                    pool.forget(place)
 
     # ------------------------------------------------------------ reading
 
@@ -258,35 +268,42 @@ class Ring(Steps):
 
     def take(self, name: str, number: Array) -> Array:
         """A column at these transitions."""
+        if self.stacks and name == OBS:
+            flat = self.stacks.read(number.reshape(-1), self.oldest, self.columns[OBS])
+            return flat.reshape(*number.shape, *flat.shape[1:])
         return self.columns[name].take(number % self.capacity, axis=0)
 
     def final_frame(self, name: str, number: Array) -> Array:
         """The frames that transitions with a cut after them ended in."""
-        pool = self.finals[name]
-        return pool.take(self.final.take(number % self.capacity) % len(pool), axis=0)
+        return self.finals.take(name, number)
 
     def is_cut(self, number: Array) -> Array:
         """True where a transition has a final frame of its own; not known yet for the newest."""
-        return self.final.take(number % self.capacity) != 0
+        return self.finals.has(number)
 
     # ------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Two logs of what never changes, and the newest row.
+        """Logs of what never changes, and the newest row.
 
         Chunks that have no file yet are views of the ring: write or copy them before more is added.
         """
-        self.chunks = _in_files(self.chunks, self.oldest)
-        self.final_chunks = _in_files(self.final_chunks, self.first_final)
-        self.chunks += self._seal_rows(_end(self.chunks, self.oldest))
-        self.final_chunks += self._seal_finals(_end(self.final_chunks, self.first_final))
+        self.chunks = in_files(self.chunks, self.oldest)
+        self.chunks += self._seal_rows(end(self.chunks, self.oldest))
+        newest = (self.total - 1) % self.rows
+        stacks = self.stacks and {
+            "starts": self.stacks.starts.log(),
+            "newest": self.stacks.starts.has(self._numbers(self.total - 1)),
+            "tail": self.stacks.tail.copy(),
+        }
         return {
             "rows": self.rows,
             "num_envs": self.num_envs,
             "total": self.total,
             "log": Log(list(self.chunks), self.oldest),
-            "finals": Log(list(self.final_chunks), self.first_final),
-            "newest": {name: column[self._newest_row()].copy() for name, column in self._by_row()},
+            "finals": self.finals.log(),
+            "stacks": stacks,
+            "newest": {name: rows[newest].copy() for name, rows in self._by_row()},
             "head": {name: frames.copy() for name, frames in self.head.items()},
         }
 
@@ -298,24 +315,27 @@ class Ring(Steps):
                     f"a saved buffer does not fit: it has {name} = {state[name]}, here it is {here}"
                 )
         self.total = int(state["total"])
-        log, finals = state["log"], state["finals"]
-        self.chunks, self.final_chunks = list(log.chunks), list(finals.chunks)
-        self.first_final = self.next_final = int(finals.first)
-        self.final[:] = 0
+        log, stacks = state["log"], state.get("stacks") or {}
+        if bool(stacks) != bool(self.stacks):
+            raise UserError("a saved buffer does not fit: only one of the two stores stacks once")
+        logs = [state["finals"], *([stacks["starts"]] if self.stacks else [])]
+        self.chunks = list(log.chunks)
+        for pool, its in zip(self.pools, logs, strict=True):
+            pool.clear(its)
         by_row = dict(self._by_row())
-        for step, rows in _pieces(log):
+        for step, rows in pieces(log):
             place = np.arange(step, step + len(rows[CUT])) % self.rows
             for name, column in by_row.items():
                 column[place] = rows[name]
-            numbers = step * self.num_envs + np.flatnonzero(rows[CUT])
-            self.final[numbers % self.capacity] = self.next_final + np.arange(len(numbers))
-            self.next_final += len(numbers)
-        self._make_room(self.next_final - self.first_final, self.first_final)
-        for which, rows in _pieces(finals):
-            for name, pool in self.finals.items():
-                pool[np.arange(which, which + len(rows[name])) % len(pool)] = rows[name]
+            for pool, flag in zip(self.pools, (CUT, START), strict=False):
+                pool.expect(step * self.num_envs + np.flatnonzero(rows[flag]))
         for name, column in by_row.items():
-            column[self._newest_row()] = state["newest"][name]
+            column[(self.total - 1) % self.rows] = state["newest"][name]
+        if self.stacks:
+            self.stacks.starts.expect(self._numbers(self.total - 1)[stacks["newest"]])
+            self.stacks.tail[:] = stacks["tail"]
+        for pool, its in zip(self.pools, logs, strict=True):
+            pool.load(its)
         for name, frames in self.head.items():
             frames[:] = state["head"][name]
 
@@ -324,25 +344,20 @@ class Ring(Steps):
         for name, column in self.columns.items():
             yield name, column.reshape(self.rows, self.num_envs, *column.shape[1:])
 
-    def _newest_row(self) -> int:
-        return (self.total - 1) % self.rows
+    def _numbers(self, step: int) -> Array:
+        """The transitions of a vector step."""
+        return step * self.num_envs + np.arange(self.num_envs)
 
     def _seal_rows(self, first: int) -> Iterator[Chunk]:
         """Chunks of the vector steps from `first` on, without the newest: it is not closed yet."""
         by_row = dict(self._by_row())
-        final = self.final.reshape(self.rows, self.num_envs)
+        flags = [each.which.reshape(self.rows, self.num_envs) for each in self.pools]
         size = max(CHUNK_BYTES // sum(column[0].nbytes for column in by_row.values()), 1)
-        for step, place in _cuts(first, self.total - 1, self.rows, size):
+        for step, place in cuts(first, self.total - 1, self.rows, size):
             columns = {name: column[place] for name, column in by_row.items()}
-            yield Chunk(step, place.stop - place.start, columns | {CUT: final[place] != 0})
-
-    def _seal_finals(self, first: int) -> Iterator[Chunk]:
-        """Chunks of the final frames from `first` on; all of them belong to sealed rows."""
-        room = len(self.finals[self.frame_names[0]])
-        size = max(CHUNK_BYTES // sum(pool[0].nbytes for pool in self.finals.values()), 1)
-        for which, place in _cuts(first, self.next_final, room, size):
-            columns = {name: pool[place] for name, pool in self.finals.items()}
-            yield Chunk(which, place.stop - place.start, columns)
+            for name, which in zip((CUT, START), flags, strict=False):
+                columns[name] = which[place] != 0
+            yield Chunk(step, place.stop - place.start, columns)
 
 
 def _kept(trajectory: Batch) -> Batch:
@@ -357,33 +372,3 @@ def _array(leaf: Tensor | Array) -> Array:
 def _flat(rows: Array) -> Array:
     """[T, N, …] to [T * N, …]."""
     return rows.reshape(-1, *rows.shape[2:])
-
-
-def _zeros(columns: Layout, count: int) -> Columns:
-    return {name: np.zeros((count, *shape), kind) for name, (shape, kind) in columns.items()}
-
-
-def _in_files(chunks: list[Chunk], first: int) -> list[Chunk]:
-    """Chunks that need not be sealed again: they have a file, and rows that still count."""
-    return [each for each in chunks if each.name and each.first + each.count > first]
-
-
-def _end(chunks: list[Chunk], first: int) -> int:
-    """The first row that no chunk has."""
-    return chunks[-1].first + chunks[-1].count if chunks else first
-
-
-def _cuts(first: int, stop: int, room: int, size: int) -> Iterator[tuple[int, slice]]:
-    """Rows `first` … `stop - 1` of a ring in slices: none has more than `size`, none wraps."""
-    while first < stop:
-        place = first % room
-        count = min(stop - first, room - place, size)
-        yield first, slice(place, place + count)
-        first += count
-
-
-def _pieces(log: Log) -> Iterator[tuple[int, Columns]]:
-    """The rows of a log that still count, chunk by chunk: all at once would need twice the RAM."""
-    for chunk in log.chunks:
-        skipped = max(log.first - chunk.first, 0)
-        yield chunk.first + skipped, {name: rows[skipped:] for name, rows in chunk.read().items()}

@@ -92,3 +92,4 @@ class EnvSpec:
     action: Space
     max_episode_steps: int | None = None
     reward_threshold: float | None = None
+    stack: int = 1  # frames of the past that an observation is made of, the newest last

@@ -11,6 +11,7 @@ from typing import Any
 from rl_lab.core.errors import UserError
 
 VECTOR = "ale_py.vector_env"  # the module of the vector's class
+STACKED = 4  # frames that it shows, unless `stack_num` says otherwise
 
 # Its own defaults clip rewards, in evaluation too: a return would not be the game's any more.
 _OWN_DEFAULTS = {"reward_clipping": False}

@@ -15,6 +15,7 @@ from gymnasium import spaces
 from rl_lab.core.batch import Array, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
+from rl_lab.envs import atari
 
 Convert = Callable[[Array], Array]
 _SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a grey image
@@ -30,13 +31,27 @@ def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: s
     limit = registered.max_episode_steps if registered else None
     if registered and isinstance(env, gym.vector.VectorEnv):
         limit = registered.kwargs.get("max_episode_steps", limit)  # `make_vec` puts it there
+    seen = Frames(observation, f"the observation space of '{id}'").space
     return EnvSpec(
         id=id,
-        observation=Frames(observation, f"the observation space of '{id}'").space,
+        observation=seen,
         action=action_space(action, f"the action space of '{id}'"),
         max_episode_steps=limit,
         reward_threshold=registered.reward_threshold if registered else None,
+        stack=_stack(env, seen),
     )
+
+
+def _stack(env: Any, observation: Observation) -> int:
+    """How many frames an observation is a stack of, as far as wrappers or Atari's vector say."""
+    said = 1
+    if type(env).__module__ == atari.VECTOR:
+        said = env.spec.kwargs.get("stack_num", atari.STACKED)
+    while said == 1 and isinstance(env, gym.Wrapper):
+        said = vars(env).get("stack_size", 1)  # ours, and Gymnasium's
+        env = env.env
+    shape = getattr(observation, "shape", ())
+    return said if shape and shape[0] % said == 0 else 1
 
 
 # ---------------------------------------------------------------------- actions

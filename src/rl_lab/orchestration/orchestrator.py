@@ -128,11 +128,7 @@ class Orchestrator:
                 self.note(numbers, mean=True)
                 updates = 1
         self.counters.updates += updates
-        running = self.scheduler.index
         self.scheduler.advance(action, steps=steps, updates=updates)
-        if self.scheduler.index != running and (metric := self.scheduler.waited_in_vain(running)):
-            name = phase["name"]
-            self.sinks.say(f"WARNING: phase '{name}' is over, and '{metric}' was never measured")
         if self.scheduler.at_cycle_start:
             for each in self.buffers.values():
                 each.done()

@@ -185,10 +185,10 @@ class PhaseScheduler:
             self.index += 1
             self.steps = self.updates = self.cycles = 0
 
-    def waited_in_vain(self, index: int) -> str | None:
-        """The metric that a phase was to end by, if it has not been seen: a typing error?"""
-        until = self.phases[index].until
-        return until[0] if until and until[0] not in self.watched else None
+    def waited_in_vain(self) -> dict[str, str]:
+        """The metrics that phases were to end by and that were never seen: typing errors?"""
+        wanted = {phase.name: phase.until[0] for phase in self.phases if phase.until}
+        return {name: each for name, each in wanted.items() if each not in self.watched}
 
     def get_state(self) -> dict[str, Any]:
         """Position and counters."""

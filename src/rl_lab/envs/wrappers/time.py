@@ -26,7 +26,7 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any], frames: int = 4) -> None:
         super().__init__(env)
-        count = arguments.whole(frames, "frames", least=1)
+        self.stack_size = count = arguments.whole(frames, "frames", least=1)
         space = env.observation_space
         if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
             raise UserError(
