@@ -58,6 +58,21 @@ def test_by_default_curves_are_compared_at_shares_of_the_shortest_run(tmp_path):
     assert "CartPole-v1: runs end between step 200 and 400" in judged(runs).warnings[-1]
 
 
+def test_methods_on_different_tasks_are_told(tmp_path):
+    line = "not every method has every task: their scores over all tasks say little"
+    runs = [made_run(tmp_path, [1.0], algorithm=name) for name in ("ppo", "dqn")]
+    assert line not in judged(runs).warnings
+    runs.append(made_run(tmp_path, [1.0], task="Acrobot-v1"))
+    assert line in judged(runs).warnings
+
+
+def test_a_key_that_a_run_does_not_have_is_not_in_its_name(tmp_path):
+    runs = [made_run(tmp_path, [1.0], algorithm=name) for name in ("ppo", "dqn")]
+    del runs[1].config["algorithm.gamma"]
+    cells = judged(runs, keys=["algorithm.name", "algorithm.gamma"]).main.cells
+    assert {cell.method for cell in cells} == {"ppo gamma=0.99", "dqn"}
+
+
 def test_a_step_that_one_run_had_not_reached_has_no_mean(tmp_path):
     runs = [
         made_run(tmp_path, [1.0, 2.0], seed=1, steps=[100, 300]),

@@ -239,8 +239,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _uneven(table: Table) -> list[str]:
-    """Runs of one task that ended at different steps had different chances."""
+    """Methods on different tasks, and runs that ended at different steps, had different chances."""
     lines = []
+    tasks: dict[str, set[str]] = {}
+    for cell in table.cells:
+        tasks.setdefault(cell.method, set()).add(cell.task)
+    if len({frozenset(each) for each in tasks.values()}) > 1:
+        lines.append("not every method has every task: their scores over all tasks say little")
     for task in dict.fromkeys(cell.task for cell in table.cells):
         ends = {int(c.steps[-1]) for cell in table.cells if cell.task == task for c in cell.curves}
         if len(ends) > 1:

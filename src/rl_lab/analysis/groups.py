@@ -207,8 +207,8 @@ def _label(run: Run, paths: Sequence[str]) -> str:
             parts.append(run.algorithm)
         elif path == KEYS["name"]:
             parts.append(str(run.config.get(path) or run.directory.path.name))
-        elif path != KEYS["environment"]:  # that is the task
-            parts.append(f"{_short(path)}={run.config.get(path, ABSENT)}")
+        elif path != KEYS["environment"] and path in run.config:  # the environment is the task
+            parts.append(f"{_short(path)}={run.config[path]}")
     return " ".join(parts) or "all"
 
 

@@ -15,6 +15,7 @@ from rl_lab.records.commit import write_atomically
 from rl_lab.records.sinks import Sink
 
 INCHES = 5.0
+AROUND = 0.7  # inches for a film's title and axis
 LEVELS = 20  # lines of equal height
 FRAME_MILLISECONDS = 100
 LEAST_PIXELS = 192  # width of a moving picture
@@ -48,8 +49,13 @@ def render(picture: Picture) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:  # it is optional, and slow to import
         raise UserError("no pictures without matplotlib: pip install 'rl-lab[plots]'") from error
-    wide = any(isinstance(layer, Film) for layer in picture.layers)
-    figure = Figure(figsize=(3 * INCHES if wide else INCHES, INCHES), layout="constrained")
+    width = height = INCHES
+    for layer in picture.layers:
+        if isinstance(layer, Film):
+            rows, columns, _ = contact_sheet(layer.strips).shape
+            width = 3 * INCHES
+            height = width * rows / columns + AROUND
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.add_subplot()
     for layer in picture.layers:
         _add(axes, layer)
