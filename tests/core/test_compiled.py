@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from rl_lab.core import compiled, optim
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import NonFiniteError, UserError
-from rl_lab.core.optim import AdamState, FlatOptimizer, OptimizerConfig, adam, adam_in_place
+from rl_lab.core.optim import (
+    AdamState,
+    FlatOptimizer,
+    OptimizerConfig,
+    adam,
+    adam_in_place,
+    fullness,
+)
 from rl_lab.networks.mlp import Tanh, compiled_tanh
 
 needs_compiler = pytest.mark.skipif(
@@ -447,9 +454,11 @@ def test_the_pure_step_is_the_fused_one_and_torchs(name: str, decay: float) -> N
         gradient, loss = torch.randn(50, generator=generator), torch.tensor(1.0)
         rate = torch.tensor(0.01)
         old, copies = pure, [each.clone() for each in pure]
-        pure, norm = adam(pure, gradient, loss, config, learning_rate=rate, **sizes)
+        full = fullness(pure.updates, config)
+        pure, norm = adam(pure, gradient, loss, config, full=full, learning_rate=rate, **sizes)
         assert all(map(torch.equal, old, copies))  # nothing is written
-        many, _ = adam(many, gradient, loss, config, learning_rate=rate.expand(50), **sizes)
+        rates = rate.expand(50)
+        many, _ = adam(many, gradient, loss, config, full=full, learning_rate=rates, **sizes)
         theirs.grad = gradient.clone()
         nn.utils.clip_grad_norm_([theirs], 5.0)
         reference.step()

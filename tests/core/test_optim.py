@@ -181,7 +181,7 @@ def test_pieces_of_a_batch_make_the_same_step(count, functional):
     whole, split = make()[1], make(OptimizerConfig(accumulate=count))[1]
     if functional:  # what a compiler is given, run as it is
         rest = (step["learning_rate"], step["max_grad_norm"], (), {})
-        new, told = split._functional_update(split.state, (rows, target), *rest)
+        new, told = split._functional_update(split.state, split._full(), (rows, target), *rest)
     else:
         told = split.step(rows, target, **step)
         new = split.state

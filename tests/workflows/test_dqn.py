@@ -387,6 +387,7 @@ def test_the_update_can_be_compiled_whole(tiny, dueling):
     rows = {name: batch[name][0] for name in used}
     arguments = (
         optimizer.state,
+        optimizer._full(),
         (rows, workflow.target.flat, torch.tensor(0.9)),
         *(torch.tensor(1e-2), torch.tensor(10.0), ()),
         dict(workflow.model.named_buffers()),

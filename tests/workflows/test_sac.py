@@ -423,7 +423,8 @@ def test_target_and_updates_can_be_compiled(sac, spec):
     ):
         state = optimizer.snapshot()
         new, metrics = traced(
-            optimizer._functional_update, state, by_weights, *pace.values(), (), {}
+            optimizer._functional_update,
+            *(state, optimizer._full(), by_weights, *pace.values(), (), {}),
         )
         by_hand = optimizer.step(*eager, **pace)
         torch.testing.assert_close(new.flat, optimizer.state.flat, atol=1e-6, rtol=0)

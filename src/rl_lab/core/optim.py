@@ -80,19 +80,30 @@ def still_alive(state: AdamState, norm: Tensor, loss: Tensor) -> Tensor:
     return state.alive & torch.isfinite(norm + loss)
 
 
+def fullness(updates: Tensor, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
+    """1 − βᵗ of both moments at the step after so many: the share of them that is not yet zero.
+
+    Not inside of what is compiled: a compiler takes the powers anew for every parameter, which
+    cost more than the rest of the step.
+    """
+    step = updates + 1
+    return 1 - config.beta1**step, 1 - config.beta2**step
+
+
 def adam(
     state: AdamState,
     gradient: Tensor,
     loss: Tensor,
     config: OptimizerConfig,
     *,
+    full: tuple[Tensor, Tensor],
     learning_rate: Tensor,
     max_grad_norm: Tensor,
 ) -> tuple[AdamState, Tensor]:
     """One clipped step, or no step at all if a number is not finite. Pure: for compilers.
 
-    `learning_rate` is 0-d, or one value per parameter. Returns the new state and the norm of the
-    gradient before clipping.
+    `full` is `fullness` of the moments, `learning_rate` 0-d or one value per parameter. Returns the
+    new state and the norm of the gradient before clipping.
     """
     norm = torch.linalg.vector_norm(gradient)
     alive = still_alive(state, norm, loss)
@@ -108,13 +119,13 @@ def adam(
         if config.name == "rmsprop":
             step = learning_rate * gradient / (second.sqrt() + config.eps)
         elif config.name == "laprop":
-            scaled = gradient / ((second / (1 - config.beta2**updates)).sqrt() + config.eps)
+            scaled = gradient / ((second / full[1]).sqrt() + config.eps)
             first = torch.lerp(first, scaled, 1 - config.beta1)
-            step = learning_rate / (1 - config.beta1**updates) * first
+            step = learning_rate / full[0] * first
         else:
             first = torch.lerp(first, gradient, 1 - config.beta1)
-            denominator = (second / (1 - config.beta2**updates)).sqrt() + config.eps
-            step = learning_rate / (1 - config.beta1**updates) * (first / denominator)
+            denominator = (second / full[1]).sqrt() + config.eps
+            step = learning_rate / full[0] * (first / denominator)
     if config.name == "adamw" and config.weight_decay:
         step = step + learning_rate * config.weight_decay * state.flat
     new = AdamState(state.flat - step, first, second, updates, alive)
@@ -268,12 +279,9 @@ class FlatOptimizer:
     ) -> Callable[..., Metrics]:
         """`step` for many minibatches: the loss's last arguments are the same for all of them."""
         if self._compiled is not None:
-            update = self._compiled.given(learning_rate, max_grad_norm, last, self._buffers)
-        else:
-            update = partial(
-                self._eager_update, rate=learning_rate, max_norm=max_grad_norm, last=last
-            )
-
+            code = self._compiled.given(learning_rate, max_grad_norm, last, self._buffers)
+            return lambda *first: self._take(code(self.state, self._full(), first))
+        update = partial(self._eager_update, rate=learning_rate, max_norm=max_grad_norm, last=last)
         return lambda *first: self._take(update(self.state, first))
 
     def _take(self, updated: tuple[AdamState, Metrics]) -> Metrics:
@@ -286,6 +294,9 @@ class FlatOptimizer:
         if self.inspected:
             self._inspect(cast(Tensor, metrics["gradient"]))
         return metrics
+
+    def _full(self) -> tuple[Tensor, Tensor]:
+        return fullness(self.state.updates, self.config)
 
     def frozen(self) -> Frozen:
         """The network for a loss of another one: as it is, or for compiled code its weights."""
@@ -387,6 +398,7 @@ class FlatOptimizer:
     def _functional_update(
         self,
         state: AdamState,
+        full: tuple[Tensor, Tensor],
         first: tuple[Any, ...],
         rate: Tensor,
         max_norm: Tensor,
@@ -409,7 +421,7 @@ class FlatOptimizer:
             return gradient, *found
 
         found = accumulated(gradient_of, first, self.config.accumulate)
-        return self._finish(state, rate, max_norm, found, pure=True)
+        return self._finish(state, rate, max_norm, found, full)
 
     def _finish(
         self,
@@ -417,15 +429,17 @@ class FlatOptimizer:
         rate: Tensor,
         max_norm: Tensor,
         found: Found,
-        *,
-        pure: bool = False,
+        full: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[AdamState, Metrics]:
-        """The step itself. The fused kernel knows one learning rate only, and Adam only."""
+        """The step itself: pure where `full` is given (the fullness of the moments).
+
+        The fused kernel knows one learning rate only, and Adam only.
+        """
         gradient, loss, metrics = found
         if self.config.agc:
             gradient = self._clipped_by_tensor(gradient, state.flat)
-        fused = not pure and not rate.dim() and self.config.name in ("adam", "adamw")
-        step = adam_in_place if fused else adam
+        fused = full is None and not rate.dim() and self.config.name in ("adam", "adamw")
+        step = adam_in_place if fused else partial(adam, full=full or self._full())
         new, norm = step(
             state, gradient, loss, self.config, learning_rate=rate, max_grad_norm=max_norm
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class Box:
     low: Array
     high: Array
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return int(np.prod(self.shape))
