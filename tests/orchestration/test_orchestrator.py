@@ -415,3 +415,20 @@ def test_a_condition_that_nothing_measures_is_told(tmp_path):
     said = tiny_run(tmp_path, "CartPole-v1:ppo_none", phases).run.log_file.read_text()
     assert "WARNING: phase 'second' waited for 'eval/retrun': never measured" in said
     assert "phase 'first'" not in said
+
+
+def test_a_phase_that_never_began_waited_for_nothing(tmp_path):
+    phases = (
+        "training.phases=[{name: first, max_steps: 5_000, hooks: [collect, update]},"
+        " {name: second, until: 'eval/return_mean >= 5', hooks: [collect, update, evaluate]}]"
+    )
+    said = tiny_run(tmp_path, "CartPole-v1:ppo_none", phases).run.log_file.read_text()
+    assert "waited" not in said
+
+
+def test_a_run_that_learned_nothing_is_told(tmp_path):
+    """Windows lie within episodes here, and no episode is as long as one window."""
+    options = ("buffers.replay={type: episodes, capacity: 1000}", "algorithm.batch_length=100")
+    short = ("environment.max_episode_steps=10", "algorithm.learning_starts=8")
+    said = tiny_run(tmp_path, "CartPole-v1:dreamer_v3", *options, *short)
+    assert "WARNING: nothing was learned" in said.run.log_file.read_text()

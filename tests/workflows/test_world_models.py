@@ -246,6 +246,18 @@ def test_trials_that_do_not_fill_the_environments():
     tiny_config(*WORDS, ONE, "algorithm.population=5", "algorithm.fitness=dream")
 
 
+def test_a_buffer_must_have_room_for_a_window_of_each_environment():
+    """Windows of 3 transitions are 4 frames, which need 5 rows of each of the 4 environments."""
+    with pytest.raises(ConfigError, match=r"has room for 4 of each: capacity must be 20"):
+        tiny_config(*WORDS, ONE, "buffers.replay.capacity=19")
+    tiny_config(*WORDS, ONE, "buffers.replay.capacity=20", "algorithm.context=9")
+    with pytest.raises(ConfigError, match=r"a window of context has 9 frames"):
+        tiny_config(
+            *(*WORDS, ONE, "buffers.replay.capacity=20"),
+            *("algorithm.context=9", "algorithm.fitness=dream"),
+        )
+
+
 def test_vectors_are_refused(tiny):
     with pytest.raises(UserError, match="world_models looks at images, and 'Pendulum-v1'"):
         tiny("Pendulum-v1:random", *WORDS[1:], ONE)

@@ -110,6 +110,7 @@ class PhaseScheduler:
         self.phases = list(phases)
         self.total_timesteps = total_timesteps
         self.index = 0  # which phase
+        self.begun = 0  # how many phases have done anything yet
         self.hook = 0  # which hook of the cycle is next
         self.total_steps = 0
         self.steps = self.updates = self.cycles = 0  # within the phase
@@ -162,6 +163,7 @@ class PhaseScheduler:
         """Tell what was done. A skipped update has `updates=0` and counts nothing."""
         phase = self.current_phase()
         assert phase is not None and action == phase.hooks[self.hook], (action, phase)
+        self.begun = self.index + 1
         self.total_steps += steps
         self.steps += steps
         self.updates += updates
@@ -171,12 +173,7 @@ class PhaseScheduler:
         if self.hook < len(phase.hooks) and not updates_done:
             return
         if self.cycle_progress == 0 and phase.type != "eval_only":
-            raise ConfigError(
-                [
-                    f"phase '{phase.name}' makes no progress: its buffer never has enough to learn "
-                    "(a phase that does not collect needs type: offline)"
-                ]
-            )
+            raise ConfigError([self._standstill(phase)])
         self.hook = self.cycle_progress = 0
         self.cycles += 1
         if self.total_steps >= self.total_timesteps:
@@ -185,15 +182,24 @@ class PhaseScheduler:
             self.index += 1
             self.steps = self.updates = self.cycles = 0
 
-    def waited_in_vain(self) -> dict[str, str]:
-        """The metrics that phases were to end by and that were never seen: typing errors?"""
-        wanted = {phase.name: phase.until[0] for phase in self.phases if phase.until}
-        return {name: each for name, each in wanted.items() if each not in self.watched}
+    def complaints(self, updates: int) -> list[str]:
+        """What a finished run should be told, which took so many updates in all."""
+        begun = self.phases[: self.begun]
+        wanted = {phase.name: phase.until[0] for phase in begun if phase.until}
+        said = [
+            f"phase '{name}' waited for '{metric}': never measured"
+            for name, metric in wanted.items()
+            if metric not in self.watched
+        ]
+        if not updates and any(hook.startswith("update") for each in begun for hook in each.hooks):
+            said.append("nothing was learned: the buffer never had enough for one update")
+        return said
 
     def get_state(self) -> dict[str, Any]:
         """Position and counters."""
         names = [
             "index",
+            "begun",
             "hook",
             "total_steps",
             "steps",
@@ -210,6 +216,14 @@ class PhaseScheduler:
             setattr(self, name, dict(value) if name == "watched" else int(value))
 
     state_dict, load_state_dict = get_state, set_state
+
+    def _standstill(self, phase: PhaseDefinition) -> str:
+        kind = "" if phase.type == "offline" else ", and it is not of type: offline"
+        return (
+            f"phase '{phase.name}' makes no progress: it collects nothing{kind}, and there is "
+            "not enough in its buffer for one update: collect more before, or learn from less "
+            "at a time"
+        )
 
     def _over(self, phase: PhaseDefinition) -> bool:
         if phase.until is not None:

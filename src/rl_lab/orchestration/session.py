@@ -246,8 +246,8 @@ def drive(
             with explaining_memory(config), _watched(orchestrator, directory, debug):
                 finished = orchestrator.run()
             if finished:
-                for name, metric in orchestrator.scheduler.waited_in_vain().items():
-                    sinks.say(f"WARNING: phase '{name}' waited for '{metric}': never measured")
+                for said in orchestrator.scheduler.complaints(orchestrator.counters.updates):
+                    sinks.say(f"WARNING: {said}")
                 summary = record("finished", test=final_test(orchestrator))
                 stop = orchestrator.stop
                 return Outcome(directory, summary, stop.exit_code if stop.requested else 0)

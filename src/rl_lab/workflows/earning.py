@@ -206,6 +206,21 @@ class EarningWorkflow(Workflow):
         return []
 
 
+def window_problems(run: Any, option_name: str, frames: int) -> list[str]:
+    """Buffers with no room for a window of so many frames, which are all of one environment."""
+    count = run.environment.num_envs
+    found = []
+    for name, buffer in run.buffers.items():
+        rows = getattr(buffer, "capacity", (frames + 1) * count) // count
+        if rows <= frames:  # what led to the oldest frame is not known any more
+            found.append(
+                f"a window of {option_name} has {frames} frames of one environment, and "
+                f"buffers.{name} has room for {rows} of each: capacity must be "
+                f"{(frames + 1) * count}"
+            )
+    return found
+
+
 def require_positive(config: Any, *names: str) -> None:
     """Refuse options, or schedules of them, that are not above zero."""
     for name in names:

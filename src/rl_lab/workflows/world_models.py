@@ -58,7 +58,13 @@ from rl_lab.networks.vae import ConvVAE, draw, require_image, vae_loss
 from rl_lab.planning.cma_es import CMAES
 from rl_lab.planning.trials import Trials
 from rl_lab.workflows.base import LearnsFrom
-from rl_lab.workflows.earning import EarningConfig, EarningWorkflow, averages, require_positive
+from rl_lab.workflows.earning import (
+    EarningConfig,
+    EarningWorkflow,
+    averages,
+    require_positive,
+    window_problems,
+)
 from rl_lab.workflows.worlds import open_loop
 
 FITNESS = "fitness"  # of the candidates of a generation, [population]
@@ -134,6 +140,9 @@ class WorldModelsConfig(EarningConfig):
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
+        problems += window_problems(run, *self.rows_needed())
+        if self.fitness == "dream":
+            problems += window_problems(run, "context", self.context)
         trials, envs = self.population * self.episodes, run.environment.num_envs
         if self.fitness == "env" and trials % envs:
             problems.append(
