@@ -1,13 +1,17 @@
 """Stored recurrent states: they belong to their frames, through wraps and checkpoints."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
 
+from rl_lab.buffers.disk import DiskConfig, DiskReplay
+from rl_lab.buffers.offline import OfflineConfig, OfflineReplay
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.state import join, split
-from transition_stream import Stream, setup
+from transition_stream import KEYS, Stream, setup
 
 
 def made(capacity=40, num_envs=2, latents=True):
@@ -52,6 +56,31 @@ def test_the_memory_of_states_is_counted_before_it_is_taken():
     batch = buffer.sequences(4, 3)
     buffer.store_latents(batch["index"], marks(batch))
     assert buffer.bytes_needed - without.bytes_needed == buffer.latents.values.nbytes
+
+
+@pytest.mark.parametrize("kind", ["append", "read", "folder", "file"])
+def test_the_memory_of_states_is_counted_for_frames_in_files_too(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    trajectory = Stream(1, seed=1).trajectory(20)
+    if kind == "file":
+        arrays = {key: each[:, 0].numpy() for key, each in trajectory.items() if key in KEYS}
+        np.savez(tmp_path / "a.npz", **arrays)
+    else:
+        written = DiskReplay(DiskConfig(folder=str(tmp_path), capacity=20), setup(num_envs=1))
+        written.add(trajectory)
+        written.state_dict()
+
+    def opened(latents):
+        options = {"capacity": 10, "latents": latents}
+        made = setup(num_envs=1, latent_size=4)
+        if kind in ("folder", "file"):
+            return OfflineReplay(OfflineConfig(path=str(tmp_path), **options), made)
+        return DiskReplay(DiskConfig(folder=str(tmp_path), mode=kind, **options), made)
+
+    buffer, without = opened(True), opened(False)
+    batch = buffer.sequences(4, 3)
+    buffer.store_latents(batch["index"], marks(batch))
+    assert buffer.bytes_needed - without.bytes_needed == buffer.latents.values.nbytes > 0
 
 
 def test_before_the_first_frame_of_all_there_is_none():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.buffers import offline as offline_module
 from rl_lab.buffers.disk import DiskConfig, DiskReplay
 from rl_lab.buffers.offline import OfflineConfig, OfflineReplay
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
@@ -144,6 +145,34 @@ def test_a_checkpoint_has_no_data_and_knows_its_dataset(tmp_path):
     np.savez(tmp_path / "a.npz", **episode(20, 1))
     with pytest.raises(UserError, match="has changed since the checkpoint was made"):
         offline(tmp_path, latents=True).load_state_dict(state)
+
+
+@pytest.mark.parametrize("row", [0, 9, 19])
+@pytest.mark.parametrize(
+    "column", ["obs", "action", "reward", "terminated", "truncated", "next_obs"]
+)
+@pytest.mark.parametrize("piece", [1, 150, offline_module.PIECE])
+def test_whatever_changes_in_a_dataset_is_noticed(tmp_path, monkeypatch, column, row, piece):
+    monkeypatch.setattr(offline_module, "PIECE", piece)
+    made = episode(20, 0)
+    np.savez(tmp_path / "a.npz", **made)
+    state = offline(tmp_path).state_dict()
+    offline(tmp_path).load_state_dict(state)
+    flat = made[column][row : row + 1].reshape(-1)
+    flat[-1] = not flat[-1] if flat.dtype == bool else flat[-1] + 1
+    np.savez(tmp_path / "a.npz", **made)
+    with pytest.raises(UserError, match="has changed since the checkpoint was made"):
+        offline(tmp_path).load_state_dict(state)
+
+
+def test_what_is_not_used_of_a_dataset_may_change(tmp_path):
+    np.savez(tmp_path / "a.npz", **episode(20, 0))
+    whole, part = offline(tmp_path).checksum, offline(tmp_path, capacity=7).checksum
+    made = episode(20, 0)
+    made["obs"][0] += 1  # long before the last seven
+    np.savez(tmp_path / "a.npz", **made)
+    assert offline(tmp_path).checksum != whole
+    assert offline(tmp_path, capacity=7).checksum == part
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from rl_lab.buffers.ram import GIB, free_bytes, rounded_down
 from rl_lab.buffers.replay import UniformConfig, UniformReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Discrete, EnvSpec
-from transition_stream import box, setup
+from transition_stream import SPEC, Stream, box, setup
 
 PICTURES = EnvSpec("Pictures", box((4, 84, 84), np.uint8), Discrete(4))
 
@@ -74,6 +74,26 @@ def test_buffers_share_the_memory(monkeypatch):
     first = UniformReplay(UniformConfig(capacity=300), setup(PICTURES))
     with pytest.raises(UserError, match="capacity 100 needs"):
         UniformReplay(UniformConfig(capacity=100), setup(PICTURES, others={"first": first}))
+
+
+@pytest.mark.parametrize(("missing", "refused"), [(0, False), (1, True)])
+def test_final_frames_beyond_the_room_for_them_are_asked_for(monkeypatch, missing, refused):
+    """Every step ends an episode: room for one final frame in 64 rows does not last."""
+    buffer = UniformReplay(UniformConfig(capacity=64), setup(SPEC, num_envs=1))
+    stream = Stream(1, seed=0, ends=1.0)
+    buffer.add(stream.trajectory(2))  # the second one has no follower yet
+    # 62 rows of 12 + 8 + 4 + 2 bytes are to come, and a second final frame of 12
+    monkeypatch.setattr(ram, "free_bytes", lambda: 62 * 26 + 12 - missing)
+    if refused:
+        with pytest.raises(UserError) as told:
+            buffer.add(stream.trajectory(1))
+        assert str(told.value) == (
+            "1 more observations kept whole, and the rows to come, need 0.0 GiB, "
+            "0.0 GiB are free: set a smaller capacity"
+        )
+    else:
+        buffer.add(stream.trajectory(1))
+        assert buffer.last(3)["next_obs"][:, 1].tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("number", "shown"), [(387_421, 380_000), (99, 99), (7, 7), (0, 0)])

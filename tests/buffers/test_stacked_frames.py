@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_lab.buffers import ram
 from rl_lab.buffers.prioritized import PrioritizedConfig, PrioritizedReplay
 from rl_lab.buffers.replay import UniformConfig, UniformReplay
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
@@ -165,3 +166,39 @@ def test_a_buffer_of_whole_stacks_is_refused():
     whole.add(Camera(2, 3, seed=0).trajectory(3))
     with pytest.raises(UserError, match="only one of the two stores stacks once"):
         once.load_state_dict(join(*split(whole.state_dict())))
+
+
+def unrelated(camera, steps):
+    """A trajectory in which no observation is a stack of those before it."""
+    camera.stepped = lambda: camera.rng.integers(256, size=camera.stack.shape, dtype=np.uint8)
+    return camera.trajectory(steps)
+
+
+def taken(ring):
+    arrays = [*ring.columns.values(), *ring.head.values(), ring.stacks.tail]
+    for pool in ring.pools:
+        arrays += [*pool.frames.values(), pool.which]
+    return sum(each.nbytes for each in arrays)
+
+
+def test_stacks_that_do_not_follow_ask_before_they_take_more(monkeypatch):
+    free = 10 * 2**20
+    buffer = UniformReplay(UniformConfig(capacity=1000), setup(spec(4, 4), 1))
+    camera = Camera(1, 4, seed=3)
+    monkeypatch.setattr(ram, "free_bytes", lambda: free)
+    buffer.add(unrelated(camera, 200))
+    assert taken(buffer.ring) > buffer.bytes_needed
+    free = 800 * (4 + 8 + 4 + 2)  # enough for the rows to come, if each had one frame only
+    with pytest.raises(
+        UserError, match=r"more observations kept whole, and the rows to come, need"
+    ):
+        buffer.add(unrelated(camera, 400))
+
+
+def test_stacks_that_do_not_follow_are_read_as_they_were():
+    buffer = UniformReplay(UniformConfig(capacity=50), setup(spec(4, 4), 2))
+    rows = unrelated(Camera(2, 4, seed=3), 40)
+    buffer.add(rows)
+    found = buffer.last(50)
+    assert torch.equal(found["obs"], rows["obs"][-25:].flatten(0, 1))
+    assert torch.equal(found["next_obs"], rows["next_obs"][-25:].flatten(0, 1))

@@ -18,8 +18,10 @@ from rl_lab.core.tree import named_leaves
 from rl_lab.envs.check import check_env
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.process import ProcessVector
+from rl_lab.envs.replay import Forgotten, Replayed
 from rl_lab.envs.spaces import Frames, action_converter, action_space, describe
 from rl_lab.envs.vector import GymnasiumVector, SyncVector
+from rl_lab.envs.wrappers import FrameSkip, FrameStack
 from space_envs import Gates, Rooms, Switches
 
 
@@ -299,9 +301,68 @@ def test_a_stack_of_frames_is_known_as_one() -> None:
             return vector.spec.stack
 
     assert stack() == 1
-    assert stack({"id": "FrameStack", "frames": 3}, {"id": "ActionRepeat", "times": 2}) == 3
+    ours, scaled = {"id": "FrameStack", "frames": 3}, {"id": "ScaleObservation", "divide": 2}
+    assert stack(scaled, ours) == 3
+    assert stack(ours, {"id": "StickyActions"}, {"id": "RewardShape"}, {"id": "SkipStart"}) == 3
+    assert stack(ours, {"id": "CountBonus", "bins": 1, "low": -1, "high": 1}) == 3
+    assert stack(ours, {"id": "ActionRepeat", "times": 2}) == 1  # every other frame is not shown
+    assert stack(ours, scaled) == 1
     theirs = gym.wrappers.FrameStackObservation(gym.make("CartPole-v1"), 4)
     assert describe(theirs, "theirs").stack == 4
-    flat = gym.wrappers.FlattenObservation(theirs)  # 16 numbers are four frames of four
-    assert describe(flat, "flat").stack == 4
-    assert describe(gym.wrappers.ReshapeObservation(theirs, (2, 8)), "two").stack == 1
+
+
+class Film(gym.Env[Any, Any]):
+    """Random pictures."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, *shape: int, kind: Any = np.uint8) -> None:
+        self.observation_space = spaces.Box(0, 255, shape, kind)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class Noise(gym.ObservationWrapper[Any, Any, Any]):
+    """Another one on every frame of a stack, at every step."""
+
+    def observation(self, observation: Any) -> Any:
+        return observation ^ np.random.default_rng().integers(2, size=observation.shape, dtype="u1")
+
+
+def stacked(frames: int, *shape: int, kind: Any = np.uint8) -> Any:
+    return FrameStack(Film(*shape, kind=kind), frames)
+
+
+@pytest.mark.parametrize(
+    ("env", "stack"),
+    [
+        (stacked(4, 40, 40, 3), 4),
+        (stacked(4, 3, 40, 40), 4),
+        (stacked(4, 40, 40), 4),
+        (stacked(4, 5), 4),
+        (gym.wrappers.FrameStackObservation(Film(40, 40, 3), 4), 4),
+        (gym.wrappers.TimeLimit(gym.wrappers.OrderEnforcing(stacked(4, 40, 40, 3)), 9), 4),
+        (gym.wrappers.ClipReward(gym.wrappers.NormalizeReward(stacked(4, 40, 40, 3)), 0, 1), 4),
+        (gym.wrappers.RecordEpisodeStatistics(Forgotten(stacked(4, 40, 40, 3))), 4),
+        (Replayed(partial(stacked, 4, 40, 40, 3)), 4),
+        (gym.wrappers.FlattenObservation(stacked(4, 40, 40, 3)), 1),  # a quarter is ten rows
+        (Noise(stacked(4, 40, 40, 3)), 1),
+        (FrameSkip(stacked(4, 40, 40, 3)), 1),
+        (stacked(4, 8, 8, 3), 1),  # 12 channels of 8 x 8 are taken for 8 of 8 x 12
+        (stacked(2, 10, 2, kind=np.float32), 1),  # frames [2, 10, 2] for an image of 2 channels
+    ],
+)
+def test_a_stack_counts_where_each_observation_follows_from_the_last(env: Any, stack: int) -> None:
+    assert describe(env, "film").stack == stack
+    if stack == 1:
+        return
+    frames = Frames(env.observation_space)
+    seen = [env.reset()[0], *(env.step(0)[0] for _ in range(3))]
+    rows = frames.converted(np.stack(seen))
+    width = rows.shape[1] // stack
+    assert np.array_equal(rows[1:, :-width], rows[:-1, width:])

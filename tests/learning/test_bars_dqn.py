@@ -41,6 +41,12 @@ def test_a_target_that_judges_the_wrong_action_does_not_learn(tmp_path, monkeypa
     assert best_return(tmp_path, "CartPole-v1:dqn", 1) < 200
 
 
+def test_without_a_target_network_it_does_not_hold_the_pole(tmp_path):
+    """The broken twin: the network is its own target, and chases itself."""
+    itself = ["algorithm.target_every=1", "algorithm.target_rate=1"]
+    assert best_return(tmp_path, "CartPole-v1:dqn", 1, *itself) < 450
+
+
 def test_a_target_of_noise_does_not_learn(tmp_path, monkeypatch):
     """The broken twin: what the future is worth says nothing."""
     monkeypatch.setattr(dqn, "chosen_value", lambda choice, *_: 10 * torch.randn(len(choice)))

@@ -216,6 +216,21 @@ def test_a_scalar_of_one_number_costs_half_the_square():
     assert second.tolist() == pytest.approx([0.5, 0.5], rel=1e-5)
 
 
+def test_a_scalar_through_symlog_by_hand():
+    """It says ln 3: read as e^ln 3 − 1 = 2. Targets ±(e − 1) are ±1 to it: ½ (ln 3 ∓ 1)²."""
+    head = Scalar(4, 8, config(two_hot=False, symlog_scalars=True))
+    nn.init.zeros_(head.output.weight)
+    nn.init.constant_(head.output.bias, math.log(3))
+    features = torch.randn(2, 4, generator=stream())
+    assert head.mean(features).tolist() == pytest.approx([2.0, 2.0])
+    target = torch.full((2,), math.e - 1)
+    above, below = head.loss(features, target, -target)
+    assert above.tolist() == pytest.approx([0.5 * (math.log(3) - 1) ** 2] * 2, rel=1e-4)
+    assert below.tolist() == pytest.approx([0.5 * (math.log(3) + 1) ** 2] * 2, rel=1e-4)
+    nn.init.constant_(head.output.bias, -math.log(3))
+    assert head.mean(features).tolist() == pytest.approx([-2.0, -2.0])
+
+
 def test_the_continuation_is_learned_from_terminated_alone():
     """Its logit of 0 costs ln 2 wherever; of −5, ln(1 + e⁵) where the episode goes on."""
     world = make(box(1))
@@ -251,11 +266,25 @@ def test_the_papers_sizes_can_be_built(size):
         ({"units": 0}, "units must be 1 or more, got 0"),
         ({"unimix": 1.0}, "unimix must be below 1, got 1"),
         ({"min_std": -0.1}, "min_std must be 0 or more, got -0.1"),
+        ({"symlog_scalars": True}, "symlog_scalars needs two_hot false"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         config(**wrong)
+
+
+CHANGED = {"deter": 256, "hidden": 32, "stoch": 32, "classes": 16, "blocks": 8, "units": 32}
+
+
+@pytest.mark.parametrize(("name", "value"), [*CHANGED.items(), ("channels", 8)])
+def test_numbers_that_a_size_would_replace_are_refused(name, value):
+    default = getattr(WorldModelConfig(), name)
+    said = f"^{name} is decided by size 12m: leave it at {default}, or set size own$"
+    with pytest.raises(ValueError, match=said):
+        WorldModelConfig(size="12m", **{name: value})
+    assert WorldModelConfig(size="12m", **{name: default}).dimensions().deter == 2048
+    assert getattr(WorldModelConfig(**{name: value}), name) == value
 
 
 # -- what is learned from what ---------------------------------------------------------------------
@@ -276,7 +305,14 @@ def fit(world: WorldModel, batches, steps: int, rate: float) -> None:
         optimizer.step()
 
 
-@pytest.mark.parametrize("kind", [{}, {"classes": 0, "norm": "none", "two_hot": False}])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"classes": 0, "norm": "none", "two_hot": False},
+        {"two_hot": False, "symlog_scalars": True},
+    ],
+)
 def test_a_world_model_learns_one_batch_by_heart(kind):
     """Reconstruction 20 times better, rewards nearly free, every end of an episode known."""
     spec = (box(3), ACTIONS["index"])

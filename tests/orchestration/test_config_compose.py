@@ -85,8 +85,13 @@ def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
     )
     assert composed.notes == [expected]
     sized = compose("CartPole-v1:dreamer_v3_12m")
-    assert sized.tree["algorithm"] == {"name": "dreamer_v3", "size": "12m"}
-    assert "with its defaults and size 12m on CartPole-v1" in sized.notes[0]
+    algorithm = sized.tree["algorithm"]
+    assert (algorithm["name"], algorithm["size"]) == ("dreamer_v3", "12m")
+    assert algorithm["model_rate"] == 4e-5 and algorithm["batch_length"] == 64
+    assert "and size 12m with what its authors learned it with, on CartPole-v1" in sized.notes[0]
+    validate(sized.tree, {})
+    with pytest.raises(UserError, match="no algorithm 'dreamer_v3_own'"):
+        compose("CartPole-v1:dreamer_v3_own")
     with pytest.raises(UserError, match="no algorithm 'ppo_12m'"):
         compose("CartPole-v1:ppo_12m")
     assert compose("LunarLander-v3").tree["algorithm"] == {"name": "ppo"}

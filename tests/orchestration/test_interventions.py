@@ -1,13 +1,16 @@
+from dataclasses import fields
+
 import pytest
 
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.schedule import Schedule, at
-from rl_lab.orchestration.interventions import Change, Intervention, Interventions
+from rl_lab.orchestration.interventions import Change, Intervention, Interventions, changeable
 from rl_lab.orchestration.policy import load
 from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
 from rl_lab.records.metrics import read_metrics
 from rl_lab.workflows.ppo import PPO, PPOConfig
+from rl_lab.workflows.sac import SACConfig
 from tiny_runs import final_state, run_hash, tiny_config, tiny_run
 
 RATE = "algorithm.learning_rate"
@@ -174,6 +177,12 @@ def refused(block: str) -> str:
     with pytest.raises(ConfigError) as caught:
         tiny_config("CartPole-v1:ppo_none", f"training.interventions=[{block}]")
     return str(caught.value)
+
+
+def test_what_is_read_once_cannot_be_changed():
+    names = [field.name for field in fields(SACConfig) if field.metadata.get("fixed")]
+    assert "initial_temperature" in names
+    assert not {f"algorithm.{name}" for name in names} & set(changeable(SACConfig()))
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,24 @@ def test_the_particles_of_soft_q_learning() -> None:
     assert config.algorithm.value_particles == 20 and config.algorithm.kernel_particles == 30
 
 
+def test_names_of_the_replay_family() -> None:
+    text = "env_id: Pendulum-v1\nalgorithm: {{name: sac, tau: 0.01, {}: 2}}\n"
+    for word in ("utd", "utd_ratio"):
+        composed = load(text.format(word))
+        config = validate(composed.tree, composed.origins)
+        assert config.algorithm.target_rate == 0.01 and config.algorithm.replay_ratio == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("tau", "target_rate"), ("utd_ratio", "replay_ratio"), ("utd", "replay_ratio")]
+)
+def test_in_a_file_of_today_they_are_hints(old: str, new: str) -> None:
+    composed = compose("Pendulum-v1:sac", [f"algorithm.{old}=1"])
+    message = rf"algorithm\.{old}: unknown key \(did you mean '{new}'\?\)"
+    with pytest.raises(ConfigError, match=message):
+        validate(composed.tree, composed.origins)
+
+
 def test_old_and_new_overrides_both_reach_the_option() -> None:
     for word in ("algorithm.lr=1e-3", "algorithm.learning_rate=1e-3"):
         composed = load(MASTER, word)

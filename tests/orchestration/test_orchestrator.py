@@ -417,6 +417,18 @@ def test_a_condition_that_nothing_measures_is_told(tmp_path):
     assert "phase 'first'" not in said
 
 
+def test_episodes_without_a_limit_get_one_in_evaluations(tmp_path, monkeypatch):
+    monkeypatch.setattr(build, "MOST_EVALUATED", 7)
+    endless = ("environment.max_episode_steps=null", "evaluation.every_steps=512")
+    outcome = tiny_run(tmp_path, "CliffWalking-v1:random", *endless)
+    assert {row["eval/length_mean"] for row in evaluations(outcome.run)} == {7.0}
+    said = outcome.run.log_file.read_text()
+    assert "WARNING: CliffWalking-v1 has no time limit (environment.max_episode_steps" in said
+    limited = tiny_run(tmp_path, "CliffWalking-v1:random", "environment.max_episode_steps=9")
+    assert "has no time limit" not in limited.run.log_file.read_text()
+    assert evaluations(limited.run)[-1]["eval/length_mean"] == 9.0
+
+
 def test_a_phase_that_never_began_waited_for_nothing(tmp_path):
     phases = (
         "training.phases=[{name: first, max_steps: 5_000, hooks: [collect, update]},"

@@ -1,5 +1,6 @@
 """`training.warm_start` with `warm_start_parts`: which parameters of another run are taken."""
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -61,6 +62,51 @@ def test_the_optimiser_still_moves_what_was_loaded(pair):
 def test_a_pattern_that_chooses_nothing_is_told(pair):
     with pytest.raises(UserError, match=r"no parameter is in both networks and that \['torso'\]"):
         load_weights(pair[1], pair[0], ["torso"])
+
+
+LAKE = "FrozenLake-v1:q_learning"
+TABLES = {
+    LAKE: ["tables", "visits"],
+    "Bandit-v0:epsilon_greedy": ["values", "counts"],
+    "Bandit-v0:gradient_bandit": ["values", "counts", "average_reward"],
+    "Bandit-v0:thompson": ["values", "counts", "averages", "squares"],
+}
+
+
+@pytest.mark.parametrize("spec", TABLES)
+def test_tables_are_taken_and_nothing_else(tiny, spec):
+    first, second = (tiny(spec, f"experiment.seed={seed}").workflow for seed in (1, 2))
+    for number, name in enumerate(TABLES[spec], 1):
+        getattr(first, name)[:] = number
+    first.epsilon = first.step = 7
+    state = first.get_state()
+    load_weights(second, state, ["*"])
+    for number, name in enumerate(TABLES[spec], 1):
+        assert (getattr(second, name) == number).all()
+        assert not np.shares_memory(getattr(second, name), getattr(first, name))
+    assert {second.get_state()["values"].get(name) for name in ("epsilon", "step")} & {7} == set()
+
+
+def test_sarsa_begins_with_the_table_of_q_learning_without_its_visits(tiny):
+    first, second = tiny(LAKE).workflow, tiny("FrozenLake-v1:sarsa").workflow
+    first.tables[:], first.visits[:] = 3.0, 9
+    load_weights(second, first.get_state(), ["!visits"])
+    assert (second.tables == 3.0).all() and (second.visits == 0).all()
+
+
+def test_a_run_begins_with_the_table_of_another(tmp_path):
+    tiny_run(tmp_path, LAKE)
+    words = ["training.warm_start=@last:last", "experiment.seed=3"]
+    assert tiny_run(tmp_path, LAKE, *words).summary["status"] == "finished"
+    with pytest.raises(UserError, match=r"tables is \[1, 16, 4\] there and \[2, 16, 4\] here"):
+        tiny_run(tmp_path, LAKE, *words, "algorithm.double=true")
+    with pytest.raises(UserError, match="no parameter is in both networks"):
+        tiny_run(tmp_path, "CartPole-v1:ppo_none", *words)
+
+
+def test_a_table_takes_nothing_of_a_network(pair, tiny):
+    with pytest.raises(UserError, match="no parameter is in both networks"):
+        load_weights(tiny(LAKE).workflow, pair[0], ["*"])
 
 
 def test_another_shape_is_named_with_the_way_out(tmp_path):

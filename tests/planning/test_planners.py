@@ -9,6 +9,7 @@ import torch
 
 from rl_lab.planning.cem import CEMConfig, categorical_cem, cem, planner_noise
 from rl_lab.planning.mppi import MPPIConfig, mppi
+from rl_lab.planning.planner import PlannerConfig, plan_actions
 from rl_lab.planning.plans import Plan, imagined_return, repeated, shifted, shifted_chances
 
 SMALL = {"horizon": 3, "candidates": 200, "elites": 20, "iterations": 10}
@@ -80,6 +81,30 @@ def test_one_iteration_of_mppi_by_hand():
     found = mppi(lambda plans: plans.sum((2, 3)), torch.full((1, 1, 1), 0.5), noise, config)
     assert found.mean.item() == pytest.approx(0.9375)
     assert found.std.item() == pytest.approx(math.sqrt(0.01171875))
+
+
+def test_the_planner_is_the_one_that_was_named():
+    """Elites 1 and .75 as above: their middle, or 3 : 1; of indices, the shares of the best."""
+    sizes = {"horizon": 1, "candidates": 4, "elites": 2, "iterations": 1}
+    noise = torch.tensor([-2.0, -0.5, 0.25, 0.5]).view(1, 1, 4, 1, 1)
+    first = torch.full((1, 1, 1), 0.5)
+
+    def found(**kind):
+        config = PlannerConfig(**sizes, **kind)
+        plan = plan_actions(lambda plans: plans.sum((2, 3)), first, noise, config, discrete=False)
+        return plan.mean.item()
+
+    assert found() == found(type="cem") == pytest.approx(0.875)
+    assert found(type="mppi", temperature=0.25 / math.log(3)) == pytest.approx(0.9375)
+    drawn = planner_noise(CEM, 1, 2, stream(), discrete=True)
+    chances = plan_actions(
+        lambda plans: plans[..., 1].sum(2),
+        torch.full((1, 3, 2), 0.5),
+        drawn,
+        PlannerConfig(**SMALL),
+        discrete=True,
+    ).mean
+    assert torch.allclose(chances.sum(-1), torch.ones(1, 3)) and (chances[..., 1] > 0.95).all()
 
 
 def test_a_model_that_runs_off_promises_nothing():
@@ -277,3 +302,6 @@ def test_what_cannot_work_is_refused(wrong, message):
 def test_a_temperature_is_positive():
     with pytest.raises(ValueError, match="temperature must be positive, got 0"):
         MPPIConfig(temperature=0.0)
+    with pytest.raises(ValueError, match="temperature has no use with type cem: set type to mppi"):
+        PlannerConfig(temperature=1.0)
+    assert PlannerConfig(type="mppi", temperature=1.0).temperature == 1.0

@@ -19,6 +19,8 @@ from rl_lab.workflows.bandits import (
     GradientBandit,
     Thompson,
     any_best,
+    entropy,
+    greedy_chances,
     posterior,
     posterior_unknown_noise,
     preference_step,
@@ -115,6 +117,41 @@ def test_chances_are_followed():
     workflow.values[:] = np.log([0.2, 0.5, 0.3])
     chosen = workflow.act(torch.zeros(4000, dtype=torch.int64), None, deterministic=False).action
     assert np.bincount(chosen) == pytest.approx([800, 2000, 1200], abs=150)
+
+
+def test_chances_and_entropies_by_hand():
+    values = np.array([[0.0, 1.0, 0.5], [2.0, 2.0, 0.0]])
+    # The best one, or the two best in equal shares; a third of epsilon for each.
+    chances = greedy_chances(values, 0.3)
+    assert chances == pytest.approx(np.array([[0.1, 0.8, 0.1], [0.45, 0.45, 0.1]]))
+    expected = -0.2 * np.log(0.1) - 0.8 * np.log(0.8)
+    assert entropy(chances)[0] == pytest.approx(expected)
+    assert entropy(np.array([[0.0, 1.0], [0.5, 0.5]])).tolist() == [0.0, np.log(2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "chances"),
+    [
+        (EpsilonGreedy, {"epsilon": 0.2}, [0.9, 0.1]),
+        (GradientBandit, {"baseline": False, "step_size": 2.0}, [np.e**4, 1.0]),  # values 2 and -2
+        (UCB, {}, None),
+        (Thompson, {"prior_std": 1e9}, None),
+    ],
+)
+def test_agents_tell_how_random_they_are_and_how_estimates_differ(kind, options, chances):
+    agent = agents(kind, contexts=2, **options)
+    agent.values[:, 1] = [7.0, 0.0]  # a context that is not met
+    told = agent.update(pulls((0, 2.0)), phase=PHASE)
+    assert told["q_spread"] == pytest.approx(4.0 if kind is GradientBandit else 2.0)
+    assert told["choice_entropy"] == 0  # one arm only; then both, one and three times
+    told = agent.update(pulls((0, 2.0), (0, 2.0), (1, 0.0)), phase=PHASE)
+    assert told["choice_entropy"] == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25))
+    assert ("entropy" in told) == (chances is not None)
+    fresh = agents(kind, **options)
+    told = fresh.update(pulls((0, 2.0)), phase=PHASE)
+    if chances is not None:
+        share = np.array(chances) / sum(chances)
+        assert told["entropy"] == pytest.approx(-(share * np.log(share)).sum())
 
 
 def test_posteriors_by_hand():

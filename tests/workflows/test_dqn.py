@@ -25,7 +25,14 @@ from rl_lab.networks.encoder import AutoEncoderConfig
 from rl_lab.networks.fast import fast_values
 from rl_lab.networks.model import HeadConfig, NetworkConfig
 from rl_lab.networks.q import QNetwork
-from rl_lab.workflows.dqn import DQNConfig, chosen_value, dqn_loss, td_loss, td_target
+from rl_lab.workflows.dqn import (
+    DQNConfig,
+    chosen_value,
+    dqn_loss,
+    policy_entropy,
+    td_loss,
+    td_target,
+)
 from tiny_runs import tiny_config
 
 PHASE = {"name": "train", "type": "online", "step": 0, "progress": 0.0, "buffer": None}
@@ -306,6 +313,32 @@ def test_forbidden_actions_are_never_taken(tiny, epsilon):
     orchestrator.measure()
     assert orchestrator.workflow.gradient_steps > 30
     assert orchestrator.workflow.fast is None and orchestrator.workflow.pure_policy() is None
+
+
+def test_the_entropy_of_the_policy_by_hand():
+    # Of four actions one is the best: 0.4 + 0.6 / 4, and three times 0.15.
+    expected = -0.55 * np.log(0.55) - 3 * 0.15 * np.log(0.15)
+    assert policy_entropy(0.6, 4) == pytest.approx(expected)
+    assert policy_entropy(0.0, 4) == 0 and policy_entropy(0.7, 1) == pytest.approx(0)
+    assert policy_entropy(1.0, 4) == pytest.approx(np.log(4))
+
+
+def test_an_update_tells_the_entropy_of_the_policy(tiny):
+    workflow = dqn(tiny)
+    workflow.epsilon = 0.6
+    told = workflow.update(minibatches(3), phase=PHASE)
+    assert told["entropy"] == pytest.approx(policy_entropy(0.6, 2))
+
+
+def test_only_legal_actions_count_in_the_entropy(tiny):
+    wrapper = "environment.wrappers=[{id: ActionMask}]"
+    workflow = tiny("space_envs:Gates-v0:dqn_none", *SMALL, wrapper).workflow
+    workflow.epsilon, most = 0.6, workflow.model.actions
+    mask = torch.zeros(2, most)
+    mask[0], mask[1, :2] = 1, 1
+    expected = (policy_entropy(0.6, most) + policy_entropy(0.6, 2)) / 2
+    assert most > 2
+    assert workflow.entropy({ACTION_MASK: mask}).item() == pytest.approx(expected)
 
 
 def test_pixels(tiny):

@@ -11,6 +11,7 @@ from torch import nn
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.optim import OptimizerConfig
+from rl_lab.core.schedule import Schedule
 from rl_lab.core.spec import Box, Discrete, EnvSpec
 from rl_lab.networks.dreaming import Lesson
 from rl_lab.networks.rssm import RSSM, RSSMShape
@@ -267,6 +268,27 @@ def test_settings_that_cannot_work_are_refused(wrong, said):
         DreamerV3Config(**wrong)
 
 
+WEIGHTS = ["dynamics_scale", "posterior_scale", "reward_scale", "continue_scale", "free_nats"]
+WEIGHTS += ["entropy", "exploration_noise", "slow_regularizer", "replay_value_scale"]
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_are_never_negative(name):
+    for value in (-0.5, Schedule(start=1.0, end=-0.5)):
+        with pytest.raises(ValueError, match=f"^{name} must be 0 or more, got -0.5$"):
+            DreamerV3Config(**{name: value})
+    assert getattr(DreamerV3Config(**{name: 0.0}), name) == 0.0
+
+
+@pytest.mark.parametrize("version", ["dreamer_v2", "dreamer_v3"])
+def test_a_size_of_the_paper_stands_alone(version):
+    words = [f"algorithm.name={version}", "algorithm.size=12m"]
+    assert tiny_config("CartPole-v1:random", *words).algorithm.dimensions().units == 256
+    said = "algorithm.channels: is decided by size 12m: leave it at 16, or set size own"
+    with pytest.raises(ConfigError, match=said):
+        tiny_config("CartPole-v1:random", *words, "algorithm.channels=8")
+
+
 def test_a_buffer_must_have_room_for_a_window():
     words = ["algorithm.name=dreamer_v3", "buffers.replay.capacity=16"]
     with pytest.raises(ConfigError, match="32"):
@@ -275,7 +297,7 @@ def test_a_buffer_must_have_room_for_a_window():
 
 def test_a_window_is_of_one_environment():
     words = ["algorithm.name=dreamer_v3", "environment.num_envs=4"]
-    with pytest.raises(ConfigError, match="room for 32 frames of each: capacity must be 132"):
+    with pytest.raises(ConfigError, match="room for 32 of each: capacity must be 132"):
         tiny_config("CartPole-v1:random", *words, "buffers.replay.capacity=131")
     tiny_config("CartPole-v1:random", *words, "buffers.replay.capacity=132")
 

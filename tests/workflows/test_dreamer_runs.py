@@ -111,7 +111,7 @@ def test_forbidden_actions_are_never_taken(dreamer, several):
     ]
     hooks = "collect, update_world_model, update_controller, evaluate"
     phases = f"training.phases=[{{name: all, hooks: [{hooks}]}}]"
-    orchestrator = dreamer("dreamer_v3", "Gates-v0", phases, *words)
+    orchestrator = dreamer("dreamer_v3", "Gates-v0", phases, *words, exploration_noise=0.5)
     play(orchestrator, 3, hooks=4)
     assert orchestrator.workflow.gradient_steps > 0
 
@@ -133,6 +133,27 @@ def test_noise_on_collected_actions_follows_its_schedule(dreamer):
     frame = torch.zeros(64, 3)
     greedy = workflow.act(frame, workflow.initial_state(64), deterministic=True)
     assert np.unique(np.asarray(greedy.action)).size == 1
+
+
+def test_of_indices_some_are_random_while_collecting(dreamer):
+    """A policy that only knows 0; half of the actions are any of the two: ¼ are 1."""
+    workflow = dreamer("dreamer_v1", "CartPole-v1", exploration_noise=0.5).workflow
+    torch.nn.init.zeros_(workflow.actor.output.weight.data)
+    workflow.actor.output.bias.data = torch.tensor([50.0, -50.0])
+    frame, state = torch.zeros(4000, 4), workflow.initial_state(4000)
+    found = workflow.act(frame, state, deterministic=False)
+    assert found.action.float().mean().item() == pytest.approx(0.25, abs=0.03)  # 4 errors
+    assert torch.equal(found.state["action"].argmax(-1), found.action)  # it knows what was done
+    assert not workflow.act(frame, state, deterministic=True).action.any()
+    workflow.exploration_noise = 0.0
+    assert not workflow.act(frame, state, deterministic=False).action.any()
+
+
+def test_rewards_and_values_may_be_learnt_through_symlog(dreamer):
+    orchestrator = dreamer("dreamer_v3", two_hot=False, symlog_scalars=True)
+    play(orchestrator, 3)
+    assert orchestrator.workflow.controller_steps > 0
+    assert orchestrator.workflow.critic.symlog and orchestrator.workflow.world.reward.symlog
 
 
 # -- who is taught by whom -------------------------------------------------------------------------

@@ -260,6 +260,35 @@ def test_all_environments_at_once_are_each_of_them_alone(pendulum):
             assert torch.allclose(together.state[key][own], each, atol=1e-4), key
 
 
+def test_mppi_weighs_plans_by_how_good_they_are(pendulum):
+    """The same numbers are drawn: a high temperature is CEM, a low one is the best plan alone."""
+    obs = frames(3)
+
+    def first_action(*words):
+        workflow = pendulum("algorithm.planner.iterations=1", *words)
+        torch.nn.init.normal_(workflow.world.reward.output.weight, generator=stream(3))
+        return workflow.act(obs, workflow.initial_state(3), deterministic=True).action
+
+    def mppi(temperature):
+        return first_action(
+            "algorithm.planner.type=mppi", f"algorithm.planner.temperature={temperature}"
+        )
+
+    assert torch.allclose(mppi(1e6), first_action(), atol=1e-4)
+    best = first_action("algorithm.planner.elites=1")
+    assert torch.allclose(mppi(1e-6), best, atol=1e-4)
+    assert not torch.allclose(best, first_action(), atol=1e-2)
+
+
+def test_a_run_with_mppi(tiny):
+    run = tiny("Pendulum-v1:random", *PLANET, "algorithm.planner.type=mppi")
+    for _ in range(6):
+        run.execute(run.scheduler.next_action())
+    assert run.counters.env_steps == 192 and run.workflow.gradient_steps > 0
+    with pytest.raises(UserError, match="mppi plans Box actions, 'CartPole-v1' has Discrete"):
+        tiny("CartPole-v1:random", *PLANET, "algorithm.planner.type=mppi")
+
+
 def test_a_belief_knows_what_was_done(pendulum):
     workflow, obs = pendulum(), frames(1)
     first = workflow.act(obs, workflow.initial_state(1), deterministic=False)
@@ -409,8 +438,12 @@ def test_what_cannot_work_is_refused(wrong, message):
         ("environment.normalize_obs=true", "sees frames as they are"),
         ("network.memory.type=gru", "the world model is the memory"),
         ("buffers={replay: {type: episodes, burn_in: 2}}", "burn_in must be 0: planet learns"),
+        ("buffers.replay.latents=true", "latents must be false: planet keeps no states"),
         ("algorithm.optimizer.accumulate=2", "cannot be cut into pieces"),
         ("algorithm.planner.elites=2000", "must be at most candidates"),
+        ("algorithm.planner.type=sem", "must be 'cem' or 'mppi', got 'sem'"),
+        ("algorithm.planner.temperature=1", "planner.temperature: has no use with type cem"),
+        ("algorithm.overshooting_scale=-1", "overshooting_scale: must be 0 or more, got -1"),
     ],
 )
 def test_combinations_that_cannot_work_are_refused(word, message):

@@ -317,6 +317,20 @@ def test_the_update_moves_weights_towards_what_paid(tiny):
     assert batch[ACTION].float().mean() > 0.9
 
 
+def test_a_gaussian_policy_reports_its_deviation(tiny):
+    orchestrator = tiny("Pendulum-v1:ppo_none", "network.log_std_init=-1", "algorithm.epochs=1")
+    workflow = orchestrator.workflow
+    metrics = workflow.update(rollout(orchestrator), phase=PHASE)
+    after = workflow.model.actor.log_std
+    assert metrics["log_std"].item() == after.item() != -1  # of the policy that acts from now on
+    after.data = torch.tensor([-3.0, 1.0, 0.5])  # of an action of three dimensions
+    told = {name: value.item() for name, value in workflow.deviations().items()}
+    assert told == {"log_std": -0.5, "log_std_min": -3.0, "log_std_max": 1.0}
+    assert not any(value.requires_grad for value in workflow.deviations().values())
+    discrete = tiny("CartPole-v1:ppo_none")
+    assert "log_std" not in discrete.workflow.update(rollout(discrete), phase=PHASE)
+
+
 def test_learning_from_another_policy_is_refused(tiny):
     phases = "training.phases=[{name: mixed, policy: random, hooks: [collect, update]}]"
     with pytest.raises(UserError, match="phase 'mixed': PPO learns from its own actions only"):

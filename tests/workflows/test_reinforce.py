@@ -316,6 +316,10 @@ def test_what_the_learner_sees_is_what_the_actor_saw(tiny, memory, env, targets)
     metrics = orchestrator.workflow.update(batch, phase=PHASE)
     assert metrics["staleness"].item() < 1e-5  # nothing was learned yet: all rows are fresh
     assert all(math.isfinite(float(value)) for value in metrics.values())
+    names = {"log_std", "log_std_min", "log_std_max"} if env == "Pendulum-v1" else set()
+    assert {name for name in metrics if name.startswith("log_std")} == names
+    if names:
+        assert metrics["log_std"].item() == orchestrator.workflow.model.actor.log_std.item()
 
 
 @pytest.mark.parametrize(

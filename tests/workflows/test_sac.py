@@ -339,6 +339,25 @@ def test_a_fixed_temperature_stays(sac):
     assert "temperature" not in workflow.optimizers()
 
 
+def test_a_temperature_may_follow_a_schedule(sac):
+    workflow = sac(CONTINUOUS, "algorithm.temperature={start: 0.4, end: 0.2, from: 0, to: 100}")
+    alphas = [workflow.alpha(at(workflow.config, step)).item() for step in (0, 50, 100)]
+    assert alphas == pytest.approx([0.4, 0.3, 0.2])
+    assert "temperature" not in workflow.optimizers()
+
+
+def test_nothing_pulls_the_temperature_to_one_but_its_own_loss(sac):
+    """Weight decay is for weights: log α = 0 is nowhere to go back to."""
+    decay = "algorithm.optimizer.weight_decay=0.1"
+    workflow = sac(CONTINUOUS, "algorithm.initial_temperature=0.2", decay)
+    assert workflow.critic_optimizer.config.weight_decay == 0.1
+    optimizer = workflow.temperature_optimizer
+    before = optimizer.state.flat.clone()
+    pace = {"learning_rate": torch.tensor(0.1), "max_grad_norm": torch.tensor(1.0)}
+    optimizer.descend(torch.zeros(1), torch.tensor(0.0), **pace)
+    assert torch.equal(optimizer.state.flat, before)
+
+
 def test_a_random_subset_of_the_critics_makes_the_target(sac):
     words = ["algorithm.critics=4", "algorithm.subset=1", "algorithm.temperature=0"]
     workflow = sac(CONTINUOUS, *words)

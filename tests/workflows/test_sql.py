@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from rl_lab.api import configure
 from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, REWARD, TERMINATED, TRUNCATED, WEIGHT
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.picture import Contour, Lines, Points
@@ -376,6 +377,22 @@ def test_pictures_show_q_with_samples_and_values_with_paths(workflow):
 def test_values_that_cannot_work_are_refused(settings, message):
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         SQLConfig(**settings)
+
+
+SCALES = {"Swimmer": 30, "Hopper": 30, "HalfCheetah": 30, "Walker2d": 10, "Ant": 300}
+SCALES["Humanoid"] = 100
+
+
+@pytest.mark.parametrize("task", SCALES)
+def test_the_settings_of_softlearning(task):
+    config = configure(f"{task}-v5:sql_softlearning", [])[0]
+    own = config.algorithm
+    assert (own.reward_scale, own.batch_size) == (SCALES[task], 256)
+    assert (own.target_every, own.target_rate, own.learning_starts) == (1, 0.005, 10_000)
+    assert config.network.actor.hidden_dims == config.network.critic.hidden_dims == [256, 256]
+    like = configure(f"{task}-v5:sac_softlearning", [])[0]
+    assert config.training == like.training and config.evaluation == like.evaluation
+    assert config.environment == like.environment
 
 
 def test_what_it_cannot_do_is_said_before_the_run(tiny):

@@ -209,6 +209,10 @@ def test_imagine_gives_frames_rewards_and_chances(run):
     assert found[OBS].min() >= 0 and found[OBS].max() <= 1
     assert found["reward"].shape == found["continues"].shape == (5, 2)
     assert ((found["continues"] > 0) & (found["continues"] < 1)).all()
+    with pytest.raises(UserError, match="as many `actions` as its horizon, 6, and got 5"):
+        workflow.imagine(horizon=6, seen=seen, actions=found["action"])
+    with pytest.raises(UserError, match="no frames to begin after"):  # nothing was played yet
+        workflow.imagine(horizon=3)
     again = workflow.imagine(horizon=5, seen=seen, actions=found["action"])
     assert torch.equal(again[LATENT], found[LATENT])  # the controller's own actions
     other = workflow.imagine(horizon=5, seen=seen, actions=found["action"] - 1.0)

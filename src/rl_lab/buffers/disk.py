@@ -58,8 +58,8 @@ class DiskReplay(SequenceReplay):
             self.end()
 
     def needed_bytes(self, rows: int) -> int:
-        """Memory, not disk."""
-        return memory_needed(self.setup, rows, self.config.segment)
+        """Memory, not disk; recurrent states are in no file."""
+        return memory_needed(self.setup, rows, self.config.segment) + self.latent_bytes(rows)
 
     def make_ring(self, rows: int) -> Steps:
         """What is in the folder already, and what will be added."""

@@ -5,19 +5,25 @@ A folder that a disk buffer has written stays on disk, however large it is. Anyt
 """
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from rl_lab.buffers.datasets import Dataset, open_dataset
 from rl_lab.buffers.disk import MIB, SEGMENT, memory_needed
 from rl_lab.buffers.disk_ring import DiskRing, read_about
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
-from rl_lab.buffers.storage import Ring, Steps
-from rl_lab.core.batch import ACTION, REWARD, Batch
+from rl_lab.buffers.storage import Ring, Steps, layout, row_bytes
+from rl_lab.core.batch import Array, Batch
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup
+
+PIECE = 16 * MIB  # of a dataset that is read for its checksum at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +62,10 @@ class OfflineReplay(SequenceReplay):
         self.end()
 
     def needed_bytes(self, rows: int) -> int:
-        """Memory: everything, or only the index of what stays on disk."""
+        """Memory: everything, or only the index (and recurrent states) of what stays on disk."""
         if self.dataset is not None:
             return super().needed_bytes(rows)
-        return memory_needed(self.setup, rows, SEGMENT)
+        return memory_needed(self.setup, rows, SEGMENT) + self.latent_bytes(rows)
 
     def make_ring(self, rows: int) -> Steps:
         """The whole dataset."""
@@ -79,7 +85,7 @@ class OfflineReplay(SequenceReplay):
         """Nothing of the data, only what it looked like."""
         if self.dataset is None:
             return super().state_dict()
-        return self.progress() | {"transitions": len(self), "checksum": self._checksum()}
+        return self.progress() | {"transitions": len(self), "checksum": self.checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the same dataset."""
@@ -87,11 +93,26 @@ class OfflineReplay(SequenceReplay):
             super().load_state_dict(state)
             self.end()
             return
-        if (state["transitions"], state["checksum"]) != (len(self), self._checksum()):
+        if (state["transitions"], state["checksum"]) != (len(self), self.checksum):
             raise UserError(f"{self.config.path} has changed since the checkpoint was made")
         self.load_progress(state)
 
-    def _checksum(self) -> int:
-        assert isinstance(self.ring, Ring)
-        columns = self.ring.columns
-        return zlib.crc32(columns[ACTION].data, zlib.crc32(columns[REWARD].data))
+    @cached_property
+    def checksum(self) -> int:
+        """Of all that can be read; found once, as nothing is ever added."""
+        first = self.ring.oldest * self.ring.num_envs
+        stop, size = first + len(self), max(PIECE // row_bytes(layout(self.setup.spec)), 1)
+        found = 0
+        for start in range(first, stop, size):
+            for part in self._parts(np.arange(start, min(start + size, stop))):
+                found = zlib.crc32(np.ascontiguousarray(part).data, found)
+        return found
+
+    def _parts(self, number: Array) -> Iterator[Array]:
+        """What these transitions are made of: all columns, where something ends, and in what."""
+        for name in layout(self.setup.spec):
+            yield self.ring.take(name, number)
+        cut = self.ring.is_cut(number)
+        yield cut
+        for name in self.frames:
+            yield self.ring.final_frame(name, number[cut])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rl_lab.buffers.ram import require_more
 from rl_lab.core.batch import Array
 from rl_lab.core.chunks import Chunk, Columns, Log
 
@@ -23,6 +24,7 @@ class Pool:
 
     def __init__(self, columns: Layout, capacity: int, num_envs: int) -> None:
         self.capacity = capacity
+        self.promised = 0  # bytes that the ring has asked for and not taken yet
         self.which = np.zeros(capacity, np.int64)  # of a place: which frame; 0: it has none
         self.frames = zeros(columns, first_room(capacity, num_envs))
         self.first = self.next = 1
@@ -86,13 +88,19 @@ class Pool:
         room, count = len(next(iter(self.frames.values()))), self.next - self.first
         if count <= room:
             return
+        wanted = min(max(2 * room, count), self.capacity)
+        self._require_room(room, wanted)
         which = np.arange(self.first, until)
         for name, pool in self.frames.items():
-            larger = np.zeros(
-                (min(max(2 * room, count), self.capacity), *pool.shape[1:]), pool.dtype
-            )
+            larger = np.zeros((wanted, *pool.shape[1:]), pool.dtype)
             larger[which % len(larger)] = pool[which % room]
             self.frames[name] = larger
+
+    def _require_room(self, room: int, wanted: int) -> None:
+        """Memory for `wanted` frames, after what was promised; those that move are there twice."""
+        size, more = sum(pool[0].nbytes for pool in self.frames.values()), wanted - room
+        needed = max(more * size + self.promised, room * size)
+        require_more(needed, f"{more:_} more observations kept whole, and the rows to come,")
 
 
 def first_room(capacity: int, num_envs: int) -> int:

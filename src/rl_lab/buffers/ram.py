@@ -1,4 +1,4 @@
-"""How much memory a buffer may take: asked before it is made, so that no run dies of it later."""
+"""How much memory a buffer may take: asked before it is made, and again before it grows."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +28,16 @@ def require_room(
         raise UserError(
             f"capacity {rows * num_envs:_} needs {needed(rows) / GIB:.1f} GiB, "
             f"{free / GIB:.1f} GiB are free: at most {rounded_down(fitting * num_envs):_} fit"
+        )
+
+
+def require_more(needed: int, what: str) -> None:
+    """Refuse to grow beyond what was asked for at first, where there is no room any more."""
+    free = free_bytes()
+    if free is not None and needed > free:
+        raise UserError(
+            f"{what} need {needed / GIB:.1f} GiB, "
+            f"{free / GIB:.1f} GiB are free: set a smaller capacity"
         )
 
 

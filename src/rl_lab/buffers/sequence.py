@@ -64,12 +64,14 @@ class SequenceReplay(UniformReplay):
         self.latents = Latents(self.ring) if config.latents else None
 
     def needed_bytes(self, rows: int) -> int:
-        """The rows, two positions for each, and a line for each episode if all have one step.
+        """The rows, two positions for each, and a line for each episode if all have one step."""
+        index = INDEX_BYTES * rows * self.setup.num_envs
+        return super().needed_bytes(rows) + index + self.latent_bytes(rows)
 
-        With `latents`, the recurrent states too.
-        """
-        beside = INDEX_BYTES + (4 * self.setup.latent_size if self.config.latents else 0)
-        return super().needed_bytes(rows) + beside * rows * self.setup.num_envs
+    def latent_bytes(self, rows: int) -> int:
+        """What the recurrent states of so many vector steps take, wherever the frames are."""
+        size = 4 * self.setup.latent_size if self.config.latents else 0
+        return size * rows * self.setup.num_envs
 
     def ready(self, length: int = 1) -> bool:
         """True once there is a window of so many frames."""

@@ -190,6 +190,7 @@ class Ring(Steps):
         steps = len(reset)
         if steps == 0:
             return
+        self._promise()
         if self.total:
             self._close(reset[0], {name: new[name][0] for name in self.frame_names})
         skipped = max(steps - self.rows, 0)  # a trajectory that is longer than the ring
@@ -334,6 +335,7 @@ class Ring(Steps):
         if self.stacks:
             self.stacks.starts.expect(self._numbers(self.total - 1)[stacks["newest"]])
             self.stacks.tail[:] = stacks["tail"]
+        self._promise()
         for pool, its in zip(self.pools, logs, strict=True):
             pool.load(its)
         for name, frames in self.head.items():
@@ -343,6 +345,12 @@ class Ring(Steps):
         """Every column as [rows, N, …]."""
         for name, column in self.columns.items():
             yield name, column.reshape(self.rows, self.num_envs, *column.shape[1:])
+
+    def _promise(self) -> None:
+        """Tell the pools what rows will take that nothing was written into yet."""
+        size = sum(column[0].nbytes for column in self.columns.values())
+        for pool in self.pools:
+            pool.promised = (self.capacity - len(self)) * size
 
     def _numbers(self, step: int) -> Array:
         """The transitions of a vector step."""

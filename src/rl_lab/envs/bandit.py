@@ -6,14 +6,15 @@ How good the arms really are is told beside the transition, as measures that are
 agent sees.
 """
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
 from rl_lab.core.batch import Array, Step
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.spec import Discrete, EnvSpec
 from rl_lab.envs import snapshot
 from rl_lab.envs.vector import Episodes, joint_seed
@@ -58,6 +59,16 @@ class Settings:
             raise UserError(f"{ID}: stds and drift must not be negative")
         if self.binary and given is not None and (given.min() < 0 or given.max() > 1):
             raise UserError(f"{ID}: with rewards=bernoulli, means are chances within [0, 1]")
+
+
+def make_settings(arguments: Mapping[str, Any]) -> Settings:
+    """Of `environment.kwargs`; an argument that does not exist is told with the nearest one."""
+    known = inspect.signature(Settings).parameters
+    for name in arguments:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise UserError(f"{ID}: unknown argument environment.kwargs.{name}{hint}")
+    return Settings(**arguments)
 
 
 class Arms:
@@ -125,17 +136,14 @@ class BanditVector:
     ) -> None:
         if not seeds:
             raise ValueError("a vector needs at least one seed")
-        try:
-            self.settings = Settings(**arguments)
-        except TypeError as error:
-            raise UserError(f"environment '{ID}' cannot be made: {error}") from error
+        self.settings = make_settings(arguments)
         self.num_envs = len(seeds)
         self.max_steps = max_steps
         self.spec = EnvSpec(
             id=ID,
             observation=Discrete(self.settings.contexts),
             action=Discrete(self.settings.arms),
-            max_episode_steps=max_steps,
+            max_episode_steps=max_steps or self.settings.episode_length,
         )
         self.arms = Arms(self.num_envs, self.settings)
         self._episodes = Episodes(seeds)
@@ -204,7 +212,7 @@ class Bandit(gym.Env[np.int64, np.int64]):
 
     def __init__(self, render_mode: str | None = None, **arguments: Any) -> None:
         self.render_mode = render_mode
-        self.arms = Arms(1, Settings(**arguments))
+        self.arms = Arms(1, make_settings(arguments))
         self.drawn = False
         self.observation_space = gym.spaces.Discrete(self.arms.settings.contexts)
         self.action_space = gym.spaces.Discrete(self.arms.settings.arms)

@@ -19,6 +19,21 @@ from rl_lab.envs import atari
 
 Convert = Callable[[Array], Array]
 _SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a grey image
+# Wrappers whose `step` shows every observation as it is inside, by module.
+_SEE_THROUGH = {
+    "gymnasium.core": ("Wrapper", "ActionWrapper", "RewardWrapper"),
+    "gymnasium.wrappers.common": (
+        "OrderEnforcing",
+        "PassiveEnvChecker",
+        "RecordEpisodeStatistics",
+        "TimeLimit",
+    ),
+    "gymnasium.wrappers.stateful_reward": ("NormalizeReward",),
+    "rl_lab.envs.mujoco": ("NoSilentReset",),
+    "rl_lab.envs.replay": ("Replayed",),
+    "rl_lab.envs.wrappers.action": ("StickyActions",),
+    "rl_lab.envs.wrappers.reward": ("CountBonus",),
+}
 
 
 def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: str) -> EnvSpec:
@@ -43,15 +58,36 @@ def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: s
 
 
 def _stack(env: Any, observation: Observation) -> int:
-    """How many frames an observation is a stack of, as far as wrappers or Atari's vector say."""
-    said = 1
-    if type(env).__module__ == atari.VECTOR:
-        said = env.spec.kwargs.get("stack_num", atari.STACKED)
-    while said == 1 and isinstance(env, gym.Wrapper):
-        said = vars(env).get("stack_size", 1)  # ours, and Gymnasium's
-        env = env.env
+    """How many frames an observation is a stack of, as far as wrappers or Atari's vector say.
+
+    A wrapper outside of the stack that changes observations, or leaves some out, makes it none:
+    what is shown then need not follow from what was shown before.
+    """
     shape = getattr(observation, "shape", ())
-    return said if shape and shape[0] % said == 0 else 1
+    if type(env).__module__ == atari.VECTOR:
+        said: int = env.spec.kwargs.get("stack_num", atari.STACKED)
+        return said if shape and shape[0] % said == 0 else 1
+    while isinstance(env, gym.Wrapper) and "stack_size" not in vars(env) and _is_see_through(env):
+        env = env.env
+    said = vars(env).get("stack_size", 1) if isinstance(env, gym.Wrapper) else 1
+    if said == 1 or shape not in _stacked_shapes(env.env.observation_space, said):
+        return 1
+    return said
+
+
+def _is_see_through(env: gym.Wrapper[Any, Any, Any, Any]) -> bool:
+    """Whether a wrapper shows every observation as it is inside; of one not known, it is not."""
+    step = type(env).step
+    name, _, _ = step.__qualname__.rpartition(".")
+    return name in _SEE_THROUGH.get(step.__module__, ())
+
+
+def _stacked_shapes(space: spaces.Space[Any], count: int) -> list[tuple[int, ...]]:
+    """What so many frames look like one after the other: as many more channels, or a new axis."""
+    shapes = [(count, *(space.shape or ()))]
+    if shape := getattr(Frames(space).space, "shape", ()):
+        shapes.append((count * shape[0], *shape[1:]))
+    return shapes
 
 
 # ---------------------------------------------------------------------- actions

@@ -6,7 +6,7 @@ the reward that came with it. Any observation: vectors, images, indices, or a di
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -39,6 +39,7 @@ SIZES = {
     "200m": (8192, 1024, 64, 1024, 64),
     "400m": (12288, 1536, 96, 1536, 96),
 }
+SIZED = ("deter", "hidden", "stoch", "classes", "blocks", "units", "channels")  # by `size`
 _SMALLEST = 4  # pixels that the convolutions leave of an image
 
 
@@ -46,6 +47,14 @@ _SMALLEST = 4  # pixels that the convolutions leave of an image
 class WorldModelConfig:
     """The sizes and the kind of a world model."""
 
+    # How v3's authors trained all of these sizes: taken with a size in the name of a variant.
+    with_size: ClassVar[Mapping[str, float]] = {
+        "batch_size": 16,
+        "batch_length": 64,
+        "replay_ratio": 0.25,
+        "learning_starts": 1100,
+        **dict.fromkeys(("model_rate", "actor_rate", "critic_rate"), 4e-5),
+    }
     size: Literal["own", "1m", "12m", "25m", "50m", "100m", "200m", "400m"] = option(
         "own", "own: the numbers below; else those of the paper for this many parameters"
     )
@@ -66,6 +75,9 @@ class WorldModelConfig:
     norm: Norm = option("rms", "normalisation of layers: none, layer or rms")
     symlog_inputs: bool = option(True, "vectors are seen, and predicted, through symlog")
     two_hot: bool = option(True, "rewards and values as weights of bins; if not, as one number")
+    symlog_scalars: bool = option(
+        False, "that one number is the symlog of rewards and values; needs two_hot false"
+    )
 
     def __post_init__(self) -> None:
         """Sizes are positive, and blocks divide the memory."""
@@ -79,6 +91,13 @@ class WorldModelConfig:
             raise ValueError(f"unimix must be below 1, got {self.unimix:g}")
         if self.size != "own" and not self.classes:
             raise ValueError(f"size {self.size} has categorical latents, and classes is 0: set own")
+        for name in SIZED if self.size != "own" else ():
+            if getattr(self, name) != (default := getattr(type(self), name)):
+                raise ValueError(
+                    f"{name} is decided by size {self.size}: leave it at {default}, or set size own"
+                )
+        if self.symlog_scalars and self.two_hot:
+            raise ValueError("symlog_scalars needs two_hot false: bins are spaced by symlog anyway")
         if self.deter % self.blocks:
             raise ValueError(f"blocks {self.blocks} does not divide deter {self.deter}")
 
@@ -185,7 +204,7 @@ class Head(nn.Module):
 
 
 class Scalar(Head):
-    """A head for one number: a mean, or the weights of bins, which begin as exactly 0."""
+    """A head for one number: itself, its symlog, or weights of bins, which begin as exactly 0."""
 
     bins: Tensor
 
@@ -193,21 +212,24 @@ class Scalar(Head):
         bins = symexp_bins()
         count = len(bins) if config.two_hot else 1
         super().__init__(in_dim, count, units, config, gain=0.0 if config.two_hot else 1.0)
-        self.two_hot = config.two_hot
+        self.two_hot, self.symlog = config.two_hot, config.symlog_scalars
         self.register_buffer("bins", bins, persistent=False)
 
     def mean(self, features: Tensor) -> Tensor:
         """What it says, [...]."""
         raw = self(features)
-        return two_hot_mean(raw, self.bins) if self.two_hot else raw.squeeze(-1)
+        if self.two_hot:
+            return two_hot_mean(raw, self.bins)
+        return symexp(raw.squeeze(-1)) if self.symlog else raw.squeeze(-1)
 
     def loss(self, features: Tensor, *targets: Tensor) -> tuple[Tensor, ...]:
-        """For each of the targets [...]: cross-entropy, or half the square, [...]."""
+        """For each of the targets [...]: cross-entropy, or half the square (of symlogs), [...]."""
         raw = self(features)
         if self.two_hot:
             log_probs = raw.log_softmax(-1)
             return tuple(two_hot_loss(log_probs, each, self.bins) for each in targets)
-        return tuple(0.5 * (raw.squeeze(-1) - each).square() for each in targets)
+        wanted = map(symlog, targets) if self.symlog else targets
+        return tuple(0.5 * (raw.squeeze(-1) - each).square() for each in wanted)
 
 
 class VectorDecoder(Head):

@@ -30,7 +30,8 @@ from rl_lab.core.protocols import (
     WorkflowContext,
 )
 from rl_lab.core.seeding import Streams, integer
-from rl_lab.core.spec import Box
+from rl_lab.core.spec import Box, EnvSpec
+from rl_lab.core.state import Stateful
 from rl_lab.core.target import Target
 from rl_lab.envs.make import make_vector
 from rl_lab.envs.unit_actions import UnitActions
@@ -46,7 +47,7 @@ from rl_lab.records.metrics import MetricLog
 from rl_lab.records.provenance import numerics_fingerprint
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sinks
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import VALUES, Workflow
 
 
 def build_run(
@@ -63,6 +64,11 @@ def build_run(
     context = make_context(config)
     for line in room_of(context.buffers):
         sinks.say(line)
+    if is_endless(config, context.spec):
+        sinks.say(
+            f"WARNING: {config.environment.id} has no time limit (environment.max_episode_steps "
+            f"sets one): evaluations end episodes after {MOST_EVALUATED:,} steps"
+        )
     collector, stopwatch = context.collector, Stopwatch(context.device)
     context = replace(context, collector=TimedCollector(collector, stopwatch))
     workflow = make_workflow(config, context)
@@ -106,6 +112,7 @@ def build_run(
     return run, directory
 
 
+MOST_EVALUATED = 10_000  # steps of an evaluated episode where the environment has no limit
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
@@ -205,7 +212,7 @@ def make_workflow(config: RunConfig, context: WorkflowContext) -> Workflow:
 def load_weights(
     workflow: Workflow, state: Mapping[str, Any], patterns: Sequence[str] = ()
 ) -> None:
-    """Take the networks of another run, or the chosen parameters of them, and nothing else of it.
+    """Take networks and tables of another run, or what is chosen of them, and nothing else of it.
 
     A pattern says what to take, `!pattern` what to leave out.
     """
@@ -218,10 +225,8 @@ def load_weights(
         )
 
     count = 0
-    for part_name, part in workflow.parts().items():
-        if not isinstance(part, nn.Module | Target) or part_name not in state:
-            continue
-        there, here = state[part_name], part.state_dict()
+    for part, there in warm_parts(workflow, state):
+        here = part.state_dict()
         for name in filter(wanted, [*here, *(name for name in there if name not in here)]):
             found = [_shape(each[name]) if name in each else "absent" for each in (there, here)]
             if found[0] != found[1]:
@@ -235,6 +240,36 @@ def load_weights(
     if not count:
         chosen = f" and that {list(patterns)} chooses" if list(patterns) != ["*"] else ""
         raise UserError(f"training.warm_start: no parameter is in both networks{chosen}")
+
+
+def warm_parts(
+    workflow: Workflow, state: Mapping[str, Any]
+) -> list[tuple[Stateful, Mapping[str, Any]]]:
+    """What a warm start may change, each with what the other run has of it."""
+    found: list[tuple[Stateful, Mapping[str, Any]]] = [
+        (part, state[name])
+        for name, part in workflow.parts().items()
+        if isinstance(part, nn.Module | Target) and name in state
+    ]
+    saved = state.get(VALUES, {})
+    arrays = {name: saved[name] for name in workflow.learned if name in saved}
+    return [*found, (_Tables(workflow), arrays)] if arrays else found
+
+
+class _Tables:
+    """The arrays that a workflow learns, as a part of it."""
+
+    def __init__(self, workflow: Workflow) -> None:
+        self.workflow = workflow
+
+    def state_dict(self) -> dict[str, Any]:
+        """By the names of the attributes."""
+        return {name: vars(self.workflow)[name] for name in self.workflow.learned}
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Copies: the other run's stay its own."""
+        for name, value in state.items():
+            setattr(self.workflow, name, value.copy())
 
 
 def _shape(value: Any) -> Any:
@@ -373,6 +408,11 @@ def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def is_endless(config: RunConfig, spec: EnvSpec) -> bool:
+    """True if nothing that is known would ever end an episode of a policy that goes in circles."""
+    return spec.max_episode_steps is None and config.environment.vectorization != "envpool"
+
+
 def make_evaluator(
     config: RunConfig, workflow: Workflow, streams: Streams, stop: StopRequest | None = None
 ) -> Callable[[str, int], Evaluation]:
@@ -384,6 +424,9 @@ def make_evaluator(
     The environments are made anew each time: an evaluation depends on the policy and the seeds
     only, so a resumed run measures what the uninterrupted one measured.
     """
+    if is_endless(config, workflow.context.spec):
+        limited = replace(config.environment, max_episode_steps=MOST_EVALUATED)
+        config = replace(config, environment=limited)
 
     def run(purpose: str, episodes: int) -> Evaluation:
         count = min(config.evaluation.num_envs, episodes)

@@ -113,7 +113,8 @@ def find_problems(rules: Sequence[Intervention], algorithm: Any) -> list[tuple[s
 
 def changeable(algorithm: Any) -> dict[str, float | Schedule]:
     """The options that every update reads anew: numbers and schedules of the algorithm's block."""
-    values = {f"{BLOCK}{each.name}": getattr(algorithm, each.name) for each in fields(algorithm)}
+    live = [each.name for each in fields(algorithm) if not each.metadata.get("fixed")]
+    values = {f"{BLOCK}{name}": getattr(algorithm, name) for name in live}
     return {key: each for key, each in values.items() if isinstance(each, (float, Schedule))}
 
 

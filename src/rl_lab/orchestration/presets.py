@@ -92,8 +92,9 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         tree["network"] = {"memory": {"type": suffix}}
         words += f" and {suffix} memory"
     elif suffix:
-        tree["algorithm"]["size"] = suffix
-        words += f" and size {suffix}"
+        config: Any = catalog.config_class(catalog.workflow_class(algorithm))
+        tree["algorithm"] |= {"size": suffix, **config.with_size}
+        words += f", and size {suffix} with what its authors learned it with,"
     return tree, f"no preset {spec}: {words} on {environment}"
 
 
@@ -114,4 +115,5 @@ def _split_variant(variant: str) -> tuple[str | None, str | None]:
 def _sizes(algorithm: str) -> tuple[str, ...]:
     """The named sizes that an algorithm has, if any."""
     config = catalog.config_class(catalog.workflow_class(algorithm))
-    return get_args(get_type_hints(config).get("size")) if config else ()
+    names = get_args(get_type_hints(config).get("size")) if config else ()
+    return tuple(name for name in names if name != "own")

@@ -17,8 +17,10 @@ class BadValueError(Exception):
 
 
 def takes_float(annotation: Any) -> bool:
-    """True for `float` and `float | None`; a count that may also be a share is neither."""
-    return annotation is float or set(get_args(annotation)) == {float, type(None)}
+    """True for `float`, or null, or a word such as auto; not for a count that may be a share."""
+    arms = set(get_args(annotation)) or {annotation}
+    others = [arm for arm in arms - {float} if get_origin(arm) is not Literal]
+    return float in arms and all(arm is type(None) for arm in others)
 
 
 def schedule(value: Any) -> Schedule | None:

@@ -19,17 +19,8 @@ from rl_lab.planning.plans import Evaluate, Plan, best
 class MPPIConfig(CEMConfig):
     """How far, how wide and how often to look ahead, and how much better plans are preferred."""
 
-    horizon: int = option(5, "actions of one plan")
-    candidates: int = option(512, "plans that are tried in one iteration, for each environment")
-    elites: int = option(64, "best plans, of which a weighted mean is taken")
-    iterations: int = option(6, "times that candidates are drawn")
-    initial_std: float = option(2.0, "spread of the first candidates")
-    min_std: float = option(0.05, "least spread of later ones")
-    max_std: float = option(2.0, "largest spread of later ones")
-    momentum: float = option(0.1, "share of the old mean that a new one keeps")
-    warm_start: bool = option(True, "begin with the last plan, one step later, instead of zeros")
     temperature: float = option(
-        2.0, "a plan that is this much worse than the best counts e times less"
+        2.0, "of mppi: a plan that is this much worse than the best counts e times less"
     )
 
     def __post_init__(self) -> None:

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
-from rl_lab.core.batch import LOG_PROB, Action
+from rl_lab.core.batch import LOG_PROB, Action, Metrics
 from rl_lab.core.protocols import Policy, WorkflowContext
+from rl_lab.core.spec import Box
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.model import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
@@ -37,6 +38,15 @@ class ActorCriticWorkflow(Workflow):
             policy, state = self.model.policy_step(obs, state)
             sampled = policy.mode() if deterministic else policy.sample(self.action_rng)
             return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
+
+    @torch.no_grad()
+    def deviations(self) -> Metrics:
+        """How wide a Gaussian policy is now: mean, smallest and largest log deviation."""
+        if not isinstance(self.model.actor.action, Box):
+            return {}
+        log_std = self.model.actor.log_std
+        low, high = log_std.aminmax()
+        return {"log_std": log_std.mean(), "log_std_min": low, "log_std_max": high}
 
     def pure_policy(self) -> Policy | None:
         """What `act` does, for rollouts that are compiled whole; unless a subclass does another."""

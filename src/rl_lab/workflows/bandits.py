@@ -47,7 +47,9 @@ class EpsilonGreedyConfig(BanditConfig):
     step_size: float | None = option(
         None, "constant step size; null averages all rewards of an arm"
     )
-    initial_value: float = option(0.0, "first estimate; a high one makes it try every arm")
+    initial_value: float = option(
+        0.0, "first estimate; a high one makes it try every arm", fixed=True
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -139,6 +141,18 @@ def softmax(preferences: Array) -> Array:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
+def greedy_chances(values: Array, epsilon: float) -> Array:
+    """Chances of the arms when epsilon-greedy, each row of [N, K] by itself; the best share."""
+    best = values == values.max(axis=1, keepdims=True)
+    share = best / best.sum(axis=1, keepdims=True)
+    return np.asarray(epsilon / values.shape[1] + (1.0 - epsilon) * share)
+
+
+def entropy(chances: Array) -> Array:
+    """Of each row of chances [N, K], in nats."""
+    return np.asarray(np.sum(chances * np.log(1.0 / np.where(chances > 0, chances, 1.0)), axis=1))
+
+
 def preference_step(preferences: Array, arm: Array, advantage: Array, step_size: float) -> Array:
     """Preferences [N, K] after one pull each (eq. 2.12)."""
     taken = np.arange(preferences.shape[1]) == arm[:, None]
@@ -180,6 +194,7 @@ def posterior_unknown_noise(
 class BanditAgent(Workflow):
     """An agent for each environment. `values` is what a deterministic agent maximises."""
 
+    learned: ClassVar[tuple[str, ...]] = ("values", "counts")
     config: Any
     first_value: float = 0.0
 
@@ -227,6 +242,10 @@ class BanditAgent(Workflow):
     def learn(self, cell: Any, arm: Array, reward: Array) -> None:
         """One pull of every agent, already counted."""
 
+    def chances(self, values: Array) -> Array | None:
+        """Of the arms, by rows of `values` [N, K]; None where they are not known in closed form."""
+        return None
+
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """The pulls [T, N], in time order."""
         agents = np.arange(len(self.values))
@@ -235,7 +254,23 @@ class BanditAgent(Workflow):
             cell = (agents, context[row])
             self.counts[(*cell, arm[row])] += 1
             self.learn(cell, arm[row], reward[row].astype(np.float64))
-        return {"reward": float(reward.mean()), "untried_share": float((self.counts == 0).mean())}
+        return {
+            "reward": float(reward.mean()),
+            "untried_share": float((self.counts == 0).mean()),
+            **self.described((agents, context)),
+        }
+
+    def described(self, cell: Any) -> Metrics:
+        """Where `cell` was met: how arms differ, how evenly they were pulled, and the policy."""
+        arms = self.values.shape[-1]
+        values, counts = self.values[cell].reshape(-1, arms), self.counts[cell].reshape(-1, arms)
+        pulled = counts / counts.sum(axis=1, keepdims=True)
+        found = {
+            "q_spread": float(np.ptp(values, axis=1).mean()),
+            "choice_entropy": float(entropy(pulled).mean()),
+        }
+        chances = self.chances(values)
+        return found if chances is None else {**found, "entropy": float(entropy(chances).mean())}
 
     def average(self, cell: Any, arm: Array, reward: Array, step_size: float | None) -> None:
         """Move the estimates of the arms towards their rewards: averages, or by constant steps."""
@@ -252,7 +287,7 @@ class EpsilonGreedy(BanditAgent):
 
     def initialize(self, context: WorkflowContext) -> None:
         """The first estimate may be an option."""
-        self.first_value = at(self.config, 0).initial_value
+        self.first_value = self.config.initial_value
         super().initialize(context)
 
     def choose(self, cell: Any) -> Array:
@@ -260,6 +295,10 @@ class EpsilonGreedy(BanditAgent):
         best = any_best(self.values[cell], self.action_rng)
         other = self.action_rng.integers(self.values.shape[-1], size=len(best))
         return np.where(self.action_rng.random(len(best)) < self.now.epsilon, other, best)
+
+    def chances(self, values: Array) -> Array | None:
+        """Of the arms, by rows of `values` [N, K]."""
+        return greedy_chances(values, self.now.epsilon)
 
     def learn(self, cell: Any, arm: Array, reward: Array) -> None:
         """Section 2.4 (averages) or 2.5 (constant steps)."""
@@ -286,6 +325,7 @@ class GradientBandit(BanditAgent):
     """Climbs the expected reward by preferences, which `values` are (section 2.8)."""
 
     Config: ClassVar[type | None] = GradientBanditConfig
+    learned: ClassVar[tuple[str, ...]] = ("values", "counts", "average_reward")
     config: GradientBanditConfig
 
     def initialize(self, context: WorkflowContext) -> None:
@@ -300,6 +340,10 @@ class GradientBandit(BanditAgent):
         drawn = self.action_rng.random((len(reached), 1)) * reached[:, -1:]
         return np.asarray((reached <= drawn).sum(axis=1))
 
+    def chances(self, values: Array) -> Array | None:
+        """Of the arms, by rows of `values` [N, K]."""
+        return softmax(values)
+
     def learn(self, cell: Any, arm: Array, reward: Array) -> None:
         """The baseline is the average before this reward; for the first one it is that reward."""
         pulls = self.counts[cell].sum(axis=1)
@@ -313,6 +357,7 @@ class Thompson(BanditAgent):
     """Posterior sampling (Thompson 1933; Russo et al. 2018, arXiv:1707.02038)."""
 
     Config: ClassVar[type | None] = ThompsonConfig
+    learned: ClassVar[tuple[str, ...]] = ("values", "counts", "averages", "squares")
     config: ThompsonConfig
 
     def initialize(self, context: WorkflowContext) -> None:

@@ -6,6 +6,7 @@ buffer's type). Departures from the paper: Adam; gradients are clipped by their 
 that was cut short is bootstrapped from where it stopped; double is on unless switched off.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -135,6 +136,13 @@ def dqn_loss(
     return loss, {**dict(zip(names, means, strict=True)), ERROR: error}
 
 
+def policy_entropy(epsilon: float, legal: int) -> float:
+    """Of the epsilon-greedy policy where so many actions are legal, in nats. One is the best."""
+    other = epsilon / legal
+    chances = [1.0 - epsilon + other] + [other] * (legal - 1)
+    return sum(chance * math.log(1.0 / chance) for chance in chances if chance > 0)
+
+
 class DQN(ReplayWorkflow):
     """Act epsilon-greedily, learn from the buffer, and let the target network follow."""
 
@@ -253,4 +261,13 @@ class DQN(ReplayWorkflow):
         if self.gradient_steps % now.target_every == 0:
             self.target.follow(self.optimizer.state.flat, now.target_rate)
         del metrics["gradient"]
-        return {**metrics, EPSILON: self.epsilon, "learning_rate": now.learning_rate}
+        metrics |= {EPSILON: self.epsilon, "entropy": self.entropy(rows[OBS])}
+        return {**metrics, "learning_rate": now.learning_rate}
+
+    def entropy(self, obs: Any) -> float | Tensor:
+        """Of the policy that acts, on average where `obs` [B, …] were seen."""
+        mask, most = self.model.mask(obs), self.model.actions
+        if mask is None:
+            return policy_entropy(self.epsilon, most)
+        by_count = [policy_entropy(self.epsilon, max(legal, 1)) for legal in range(most + 1)]
+        return torch.tensor(by_count, device=mask.device)[(mask != 0).sum(-1)].mean()

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rl_lab.core.actions import vector_size
+from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.batch import (
     ACTION_MASK,
     INDEX,
@@ -44,7 +44,7 @@ from rl_lab.networks.rssm import State
 from rl_lab.networks.world_actor import WorldActor
 from rl_lab.networks.worlds import Scalar, WorldModel
 from rl_lab.workflows.earning import averages, require_positive
-from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow
+from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow, require_not_negative
 
 SCALES = {
     "dynamics": "dynamics_scale",
@@ -82,6 +82,7 @@ class LaPropConfig(OptimizerConfig):
 class DreamerV3Config(WorldConfig):
     """Dreamer v3, small enough for a CPU. Any float may be a schedule."""
 
+    keeps_states: ClassVar[bool] = True
     replay_ratio: float = option(
         0.5,
         "gradient steps per environment step, fractions are carried; 0: one per call of the hook",
@@ -111,7 +112,9 @@ class DreamerV3Config(WorldConfig):
     actor_unimix: float = option(
         0.01, "share of the uniform distribution in policies of indices", fixed=True
     )
-    exploration_noise: float = option(0.0, "deviation of noise on Box actions while collecting")
+    exploration_noise: float = option(
+        0.0, "deviation of noise on collected actions; discrete: chance of a random one"
+    )
     normalize_returns: bool = option(True, "returns are scaled by their spread, if that is above 1")
     normalizer_rate: float = option(0.01, "how fast that spread follows")
     slow_every: int = option(1, "gradient steps between two moves of the slow critic")
@@ -124,6 +127,8 @@ class DreamerV3Config(WorldConfig):
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
         require_positive(self, "model_rate", "actor_rate", "critic_rate")
+        weights = ("entropy", "exploration_noise", "slow_regularizer", "replay_value_scale")
+        require_not_negative(self, *SCALES.values(), *weights)
         for name, least in {"horizon": 1, "slow_every": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -344,15 +349,24 @@ class Dreamer(WorldWorkflow):
             vector = self.actor.mode(features, mask)
         else:
             vector = self.actor.draw(features, self.actor.noise((count,), self.action_rng), mask)
-            vector = self._explored(vector)
+            vector = self._explored(vector, obs)
         after = {**latent, "action": vector, FRAME: state[FRAME] + 1}
         return Action(self.actor.to_action(vector), after)
 
-    def _explored(self, vector: Tensor) -> Tensor:
-        if not self.actor.is_box or not self.exploration_noise:
+    def dream_policy(self) -> Callable[[State], Tensor]:
+        """The likeliest action in each state."""
+        return lambda state: self.actor.to_action(self.actor.mode(self.world.rssm.features(state)))
+
+    def _explored(self, vector: Tensor, obs: Any) -> Tensor:
+        if not self.exploration_noise:
             return vector
-        noise = torch.empty_like(vector).normal_(generator=self.action_rng)
-        return (vector + self.exploration_noise * noise).clamp(-1, 1)
+        if self.actor.is_box:
+            noise = torch.empty_like(vector).normal_(generator=self.action_rng)
+            return (vector + self.exploration_noise * noise).clamp(-1, 1)
+        anything = torch.as_tensor(self.warm_up(obs, None, deterministic=False).action)
+        drawn = torch.rand(len(vector), 1, generator=self.action_rng, device=vector.device)
+        other = as_vector(self.context.spec.action, anything.to(vector.device))
+        return torch.where(drawn < self.exploration_noise, other, vector)
 
     # ------------------------------------------------------------ learning
 

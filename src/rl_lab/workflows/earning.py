@@ -8,7 +8,7 @@ whole update.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,6 +27,7 @@ from rl_lab.workflows.base import Workflow
 class EarningConfig:
     """When to learn, and from how much. Any float may be a schedule."""
 
+    keeps_states: ClassVar[bool] = False  # in the buffer, beside the frames they belong to
     batch_size: int = option(256, "transitions of one gradient step")
     replay_ratio: float = option(
         1.0,
@@ -70,6 +71,10 @@ class EarningConfig:
                 )
             if getattr(buffer, "only", None):
                 problems.append(f"learning needs all of buffers.{name}: its `only` must be empty")
+            if getattr(buffer, "latents", False) and not self.keeps_states:
+                problems.append(
+                    f"buffers.{name}.latents must be false: {run.algorithm.name} keeps no states"
+                )
             if getattr(buffer, "burn_in", 0):
                 problems.append(
                     f"buffers.{name}.burn_in must be 0: {run.algorithm.name} learns from every row"

@@ -1,8 +1,8 @@
 """PlaNet: learn a latent model of the world, and plan in it (Hafner et al. 2019, arXiv:1811.04551).
 
 Reads top to bottom: config, loss of the model, planning, workflow. There is no policy and no value:
-at every step the cross-entropy method looks for the actions with the largest sum of imagined
-rewards, and the first of them is taken.
+at every step the cross-entropy method (or MPPI) looks for the actions with the largest sum of
+imagined rewards, and the first of them is taken.
 
 Departures from the paper: any observation, not only images; Discrete actions, by CEM over
 categories; tasks may end (`continue_scale`), and rewards behind an imagined end do not count;
@@ -10,7 +10,7 @@ candidate k is imagined with the same random numbers in every environment and it
 that are to be deterministic are planned from the likeliest latent, with fixed random numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -35,16 +35,17 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
 from rl_lab.core.spec import Discrete, MultiDiscrete
 from rl_lab.core.tree import first_leaf, picked
 from rl_lab.networks.mlp import Activation, Norm
 from rl_lab.networks.rssm import RSSM, State
 from rl_lab.networks.worlds import Seen, WorldModel
-from rl_lab.planning.cem import CEMConfig, categorical_cem, cem, planner_noise
+from rl_lab.planning.cem import planner_noise
+from rl_lab.planning.planner import PlannerConfig, plan_actions
 from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances
 from rl_lab.workflows.earning import averages, require_positive
-from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow
+from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow, require_not_negative
 
 USED = (OBS, PREVIOUS_ACTION, REWARD, RESET, TERMINATED)  # of a batch of sequences
 PREVIOUS, PLAN, WEIGHT = "action", "plan", "weight"
@@ -93,7 +94,7 @@ class PlaNetConfig(WorldConfig):
     exploration_noise: float = option(
         0.3, "deviation of noise on collected actions; discrete: chance of a random one"
     )
-    planner: CEMConfig = section(CEMConfig, "the cross-entropy method")
+    planner: PlannerConfig = section(PlannerConfig, "how actions are looked for")
     deter: int = option(200, "width of the memory")
     hidden: int = option(200, "width of the layers around the memory")
     stoch: int = option(30, "latents")
@@ -114,10 +115,7 @@ class PlaNetConfig(WorldConfig):
             raise ValueError(
                 f"overshooting must be 0, or from 2 to batch_length - 1, got {self.overshooting}"
             )
-        scales = ("kl_scale", "reward_scale", "continue_scale", "overshooting_scale")
-        for name in (*scales, "free_nats", "exploration_noise"):
-            if (low := extremes(getattr(self, name))[0]) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {low:g}")
+        require_not_negative(self, *SCALES.values(), "exploration_noise")
 
 
 # ------------------------------------------------------------------------------ the model's loss
@@ -219,6 +217,11 @@ class PlaNet(WorldWorkflow):
             raise UserError(
                 f"planet plans Box and Discrete actions, '{context.spec.id}' has MultiDiscrete"
             )
+        if isinstance(self.space, Discrete) and config.planner.type == "mppi":
+            raise UserError(
+                f"algorithm.planner.type mppi plans Box actions, '{context.spec.id}' has Discrete: "
+                "use cem"
+            )
         self.world = WorldModel(config, context.spec).to(context.device)
         compiled = context.config.compute.compile == "on"
         self.optimizer = FlatOptimizer(self.world, planet_loss, config.optimizer, compile=compiled)
@@ -248,18 +251,27 @@ class PlaNet(WorldWorkflow):
     @torch.no_grad()
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """Update the belief with the last action and the frame, then plan from it."""
-        rng = self.plan_rng
-        if deterministic:
-            rng = torch.Generator(self.context.device).manual_seed(_FIXED_SEED)
+        rng = self._fixed_rng() if deterministic else self.plan_rng
         belief = self.believe(obs, state, rng, deterministic=deterministic)
         found = self.plan(belief, state.get(PLAN), rng, shared=deterministic)
         action = self._decided(found, obs)
         action = action if deterministic else self._explored(action, obs)
         after = {**belief, PREVIOUS: as_vector(self.space, action)}
         if PLAN in state:
-            later = shifted_chances if isinstance(self.space, Discrete) else shifted
-            after[PLAN] = later(found.mean)
+            after[PLAN] = self._later(found)
         return Action(action, after)
+
+    def dream_policy(self) -> Callable[[State], Tensor]:
+        """Plans anew at each imagined step, as deterministic decisions do."""
+        plan: Tensor | None = None
+
+        def decide(belief: State) -> Tensor:
+            nonlocal plan
+            found = self.plan(belief, plan, self._fixed_rng(), shared=True)
+            plan = self._later(found) if self.config.planner.warm_start else None
+            return self._decided(found, None)
+
+        return decide
 
     def believe(
         self, obs: Any, state: State, rng: torch.Generator, *, deterministic: bool
@@ -292,8 +304,17 @@ class PlaNet(WorldWorkflow):
             gamma=self.gamma,
             ends=self.config.foresees_ends,
         )
-        method = categorical_cem if isinstance(self.space, Discrete) else cem
-        return method(evaluate, self._no_plan(count) if first is None else first, noise, config)
+        first = self._no_plan(count) if first is None else first
+        return plan_actions(
+            evaluate, first, noise, config, discrete=isinstance(self.space, Discrete)
+        )
+
+    def _fixed_rng(self) -> torch.Generator:
+        return torch.Generator(self.context.device).manual_seed(_FIXED_SEED)
+
+    def _later(self, found: Plan) -> Tensor:
+        """A plan one step later, for the next one to begin with."""
+        return (shifted_chances if isinstance(self.space, Discrete) else shifted)(found.mean)
 
     def _no_plan(self, batch: int) -> Tensor:
         size = (batch, self.config.planner.horizon, vector_size(self.space))

@@ -239,7 +239,7 @@ class PPO(ActorCriticWorkflow):
                 self.reward_scale.load_state_dict(saved_scale or {})
             raise
         self.model.normalizer.absorb(map_leaves(lambda leaf: leaf.cpu().numpy(), batch[OBS]))
-        return metrics
+        return {**metrics, **self.deviations()}
 
     @torch.no_grad()
     def _credit(self, batch: Batch, now: PPOConfig) -> tuple[Batch, Metrics]:

@@ -12,7 +12,7 @@ look at a random few of them (REDQ, Chen et al. 2021, arXiv:2101.05982).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -37,7 +37,7 @@ from rl_lab.core.optim import FlatOptimizer, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.returns import n_step_return
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import extremes
 from rl_lab.core.spec import Box, Space
 from rl_lab.core.target import Frozen, Target, network
 from rl_lab.core.tree import first_leaf, map_leaves
@@ -62,7 +62,7 @@ class SACConfig(ReplayConfig):
     temperature: Literal["auto"] | float = option(
         "auto", "weight of the entropy (alpha): auto is learned, a number is fixed"
     )
-    initial_temperature: float = option(1.0, "where a learned temperature starts")
+    initial_temperature: float = option(1.0, "where a learned temperature starts", fixed=True)
     target_entropy: Literal["auto"] | float = option(
         "auto", "entropy to keep: auto is minus the action dimensions, or a share of the largest"
     )
@@ -95,8 +95,8 @@ class SACConfig(ReplayConfig):
                 raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
         if extremes(self.target_rate)[1] > 1:
             raise ValueError(f"target_rate must be at most 1, got {extremes(self.target_rate)[1]}")
-        if self.temperature != "auto" and self.temperature < 0:
-            raise ValueError(f"temperature must be auto, or 0 or more, got {self.temperature:g}")
+        if self.temperature != "auto" and (low := extremes(self.temperature)[0]) < 0:
+            raise ValueError(f"temperature must be auto, or 0 or more, got {low:g}")
 
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
@@ -260,7 +260,7 @@ class SAC(ReplayWorkflow):
         lent = critic.encoder if run.network.shared_torso else None
         self.actor = SoftActor(run.network, spec, lent).to(context.device)
         self.critic, self.target = critic, Target(critic)
-        self.temperature = Temperature(at(config, 0).initial_temperature).to(context.device)
+        self.temperature = Temperature(config.initial_temperature).to(context.device)
         compiled = run.compute.compile == "on"
         self.critic_optimizer = FlatOptimizer(
             critic, critic_loss, config.optimizer, compile=compiled
@@ -270,7 +270,7 @@ class SAC(ReplayWorkflow):
         target = partial(soft_target, twins=(self.actor, self.target.module))
         self.soft_target = Compiled(target, "the target") if compiled else target
         self.temperature_optimizer = (
-            FlatOptimizer(self.temperature, None, config.optimizer)
+            FlatOptimizer(self.temperature, None, replace(config.optimizer, weight_decay=0, agc=0))
             if config.temperature == "auto"
             else None
         )

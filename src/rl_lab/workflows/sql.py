@@ -75,7 +75,7 @@ class SQLConfig(ReplayConfig):
             if low < 0 or high <= 0:
                 raise ValueError(f"{name} must be positive, got {low:g}")
         if extremes(self.target_rate)[1] > 1:
-            raise ValueError(f"target_rate must be at most 1, got {self.target_rate:g}")
+            raise ValueError(f"target_rate must be at most 1, got {extremes(self.target_rate)[1]}")
         low, high = extremes(self.kernel_update_ratio)
         if high >= 1:
             raise ValueError(f"kernel_update_ratio must be below 1, got {high:g}")

@@ -48,7 +48,9 @@ class TabularConfig:
         "constant", "visits: learning_rate / visits^step_power, counted per state and action"
     )
     step_power: float = option(1.0, "visits: how fast step sizes fall; 1 with a rate of 1 averages")
-    initial_value: float = option(0.0, "what the table begins with; a high one makes it explore")
+    initial_value: float = option(
+        0.0, "what the table begins with; a high one makes it explore", fixed=True
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -146,6 +148,7 @@ def _product(sizes: tuple[int, ...]) -> int:
 class Tabular(Workflow):
     """A table of action values, acted on epsilon-greedily."""
 
+    learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
     config: Any
 
     def initialize(self, context: WorkflowContext) -> None:

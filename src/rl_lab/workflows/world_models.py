@@ -65,7 +65,7 @@ from rl_lab.workflows.earning import (
     require_positive,
     window_problems,
 )
-from rl_lab.workflows.worlds import open_loop
+from rl_lab.workflows.worlds import open_loop, wanted_dream
 
 FITNESS = "fitness"  # of the candidates of a generation, [population]
 FORESEEN = 16  # frames of a picture's open-loop prediction, at most
@@ -427,9 +427,11 @@ class WorldModels(EarningWorkflow):
     def imagine(self, *, horizon: int, **options: Any) -> Batch:
         """What is expected after sequences `seen` [T, B, …], if `actions` [H, B, …] follow.
 
-        Without `actions`, the controller acts. Frames, rewards and chances to go on, [H, B, …].
+        Without `seen`, after the newest frames of the buffer; without `actions`, the controller
+        acts. Frames, actions, rewards and chances to go on, [H, B, …].
         """
-        state, given = self.begin_dream(options["seen"]), options.get("actions")
+        seen, given = wanted_dream(self.context.buffers, horizon, options)
+        state = self.begin_dream(seen)
         rng = torch.Generator().manual_seed(int(options.get("seed", 0)))
         mean = torch.as_tensor(self.search.mean[None], dtype=torch.float32)
         found: dict[str, list[Tensor]] = {}

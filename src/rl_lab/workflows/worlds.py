@@ -1,6 +1,6 @@
 """What algorithms with a recurrent state-space model share: windows, dreams, pictures of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rl_lab.core.actions import as_vector
-from rl_lab.core.batch import INDEX, LATENT, OBS, PREVIOUS_ACTION, RESET, REWARD, Batch
+from rl_lab.core.batch import ACTION, INDEX, LATENT, OBS, PREVIOUS_ACTION, RESET, REWARD, Batch
+from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase
@@ -19,7 +20,7 @@ from rl_lab.networks.dreaming import CONTINUES, SEEN, foresight_pictures
 from rl_lab.networks.rssm import State
 from rl_lab.networks.worlds import WorldModel, WorldModelConfig
 from rl_lab.workflows.base import LearnsFrom
-from rl_lab.workflows.earning import EarningConfig, EarningWorkflow
+from rl_lab.workflows.earning import EarningConfig, EarningWorkflow, window_problems
 
 LONGEST = 32  # frames of sequences that are worth compiling
 BELIEF = ("deter", "stoch")  # of a state: where the model thinks it is
@@ -56,15 +57,7 @@ class WorldConfig(WorldModelConfig, EarningConfig):
         problems = super().check(run)
         if run.environment.normalize_obs:
             problems.append("a world model sees frames as they are: set normalize_obs to false")
-        length, count = self.batch_length, run.environment.num_envs
-        for name, buffer in run.buffers.items():
-            rows = getattr(buffer, "capacity", length * count + count) // count
-            if rows <= length:  # what led to the oldest frame is not known any more
-                problems.append(
-                    f"a window of batch_length {length} is of one environment, and buffers.{name} "
-                    f"has room for {rows} frames of each: capacity must be {(length + 1) * count}"
-                )
-        return problems
+        return problems + window_problems(run, *self.rows_needed())
 
     @property
     def foresees_ends(self) -> bool:
@@ -134,18 +127,28 @@ class WorldWorkflow(EarningWorkflow):
         """What a dream's states look like: images in [0, 1], vectors in their own units."""
         return self.world.decode(self.world.rssm.features(state))
 
+    def dream_policy(self) -> Callable[[State], Tensor]:
+        """What acts in one dream: from its states [N, …] to actions [N, …] of policy space."""
+        raise UserError(f"{type(self).__name__} does not act in its dreams: pass `actions`")
+
+    @torch.no_grad()
     def imagine(self, *, horizon: int, **options: Any) -> Batch:
         """What is expected after sequences `seen` [T, B, …], if `actions` [H, B, …] follow.
 
-        Frames, rewards and chances to go on, [H, B, …]. The seed decides what is drawn.
+        Without `seen`, after the newest frames of the buffer; without `actions`, the policy acts.
+        Frames, actions, rewards and chances to go on, [H, B, …]. The `seed` decides what is drawn.
         """
-        state = self.begin_dream(options["seen"])
+        seen, given = wanted_dream(self.context.buffers, horizon, options)
+        state = self.begin_dream(seen)
         rng = torch.Generator(self.context.device).manual_seed(int(options.get("seed", 0)))
-        found: dict[str, list[Any]] = {OBS: [], REWARD: [], CONTINUES: []}
-        for action in options["actions"][:horizon]:
+        policy = self.dream_policy() if given is None else None
+        found: dict[str, list[Any]] = {}
+        for now in range(horizon):
+            action = given[now] if policy is None else policy(state)
             state, reward, continues = self.dream_step(state, action, rng)
-            for name, each in ((OBS, self.look(state)), (REWARD, reward), (CONTINUES, continues)):
-                found[name].append(each)
+            row = {OBS: self.look(state), ACTION: torch.as_tensor(action)}
+            for name, each in {**row, REWARD: reward, CONTINUES: continues}.items():
+                found.setdefault(name, []).append(each)
         return {name: map_leaves(_stacked, *each) for name, each in found.items()}
 
     def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
@@ -165,6 +168,35 @@ def open_loop(workflow: Any, spaces: Mapping[str, Space], steps: int) -> Mapping
     actions = rest[PREVIOUS_ACTION]
     foreseen = workflow.imagine(horizon=len(actions), seen=seen, actions=actions)
     return foresight_pictures(spaces, rest[OBS], foreseen[OBS])
+
+
+def wanted_dream(
+    buffers: Mapping[str, Any], horizon: int, options: Mapping[str, Any]
+) -> tuple[Batch, Any]:
+    """What `imagine` is asked for: frames to begin after, and actions or None for the policy's."""
+    seen, given = options.get("seen"), options.get("actions")
+    if given is not None and len(given) < horizon:
+        raise UserError(
+            f"imagine needs as many `actions` as its horizon, {horizon}, and got {len(given)}: "
+            "pass more, or none for those of the policy"
+        )
+    return newest_frames(buffers) if seen is None else seen, given
+
+
+def newest_frames(buffers: Mapping[str, Any]) -> Batch:
+    """The last frames [T, 1, …] of an episode in the first buffer, for a dream to begin after."""
+    buffer = next(iter(buffers.values()), None)
+    window: Batch | None = buffer.newest(SEEN) if buffer is not None and buffer.ready() else None
+    if window is None:
+        raise UserError("imagine has no frames to begin after: pass `seen`, sequences of a buffer")
+    return window
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    """Refuse options, or schedules of them, that are ever below zero."""
+    for name in names:
+        if (low := extremes(getattr(config, name))[0]) < 0:
+            raise ValueError(f"{name} must be 0 or more, got {low:g}")
 
 
 def _stacked(*rows: Tensor) -> Tensor:
