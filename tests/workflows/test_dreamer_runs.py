@@ -432,6 +432,21 @@ def test_windows_go_on_from_where_the_model_was(dreamer):
     assert torch.equal(differ, known[0])  # the first frames are seen in another light
 
 
+def test_acting_leaves_its_states_with_the_frames(dreamer):
+    """Nothing was learned yet, so what is there is where the policy stood."""
+    phases = "training.phases=[{name: play, hooks: [collect]}]"
+    words = ("buffers.replay.latents=true", phases, "algorithm.learning_starts=0")
+    orchestrator = dreamer("dreamer_v3", "CartPole-v1", *words)
+    play(orchestrator, 3)
+    buffer, memory = orchestrator.buffers["replay"], orchestrator.collector.memory
+    newest = (buffer.ring.total - 1) * buffer.ring.num_envs + np.arange(buffer.ring.num_envs)
+    kept = buffer.latents.read(newest, np.zeros(len(newest), bool))
+    going_on = memory["deter"].any(-1).numpy()  # who has not just begun anew
+    assert going_on.any()
+    stood = torch.cat([memory["deter"], memory["stoch"]], -1).numpy()
+    np.testing.assert_array_equal(kept[going_on], stood[going_on])
+
+
 def test_without_a_place_for_states_windows_begin_from_nothing(dreamer):
     orchestrator = dreamer("dreamer_v3")
     play(orchestrator, 6)

@@ -351,7 +351,7 @@ class Dreamer(WorldWorkflow):
             vector = self.actor.draw(features, self.actor.noise((count,), self.action_rng), mask)
             vector = self._explored(vector, obs)
         after = {**latent, "action": vector, FRAME: state[FRAME] + 1}
-        return Action(self.actor.to_action(vector), after)
+        return Action(self.actor.to_action(vector), after, self.found_states(latent))
 
     def dream_policy(self) -> Callable[[State], Tensor]:
         """The likeliest action in each state."""

@@ -98,6 +98,13 @@ class WorldWorkflow(EarningWorkflow):
             buffer: Any = self.context.buffers[name]
             buffer.store_latents(windows[INDEX], torch.cat([states[key] for key in BELIEF], -1))
 
+    def found_states(self, states: State) -> dict[str, Tensor]:
+        """Where acting stood after each frame, for a buffer with a place for it."""
+        buffers = self.context.config.buffers.values()
+        if not any(getattr(each, "latents", False) for each in buffers):
+            return {}
+        return {LATENT: torch.cat([states[key] for key in BELIEF], -1)}
+
     @torch.no_grad()
     def begin_dream(self, seen: Batch) -> State:
         """Where the model stands at the last of real frames [T, B, …], by the likeliest latents."""
