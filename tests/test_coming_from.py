@@ -38,7 +38,7 @@ LITTLE = [  # instead of 64 cars and 12 GB of their frames
     "environment.num_envs=2",
     "environment.vectorization=sync",
     "algorithm.train_every=20",
-    "buffers.replay.capacity=1_000",
+    "buffers.replay.capacity=1_004",
     "evaluation.test_episodes=0",
 ]
 

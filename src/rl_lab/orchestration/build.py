@@ -409,8 +409,12 @@ def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_endless(config: RunConfig, spec: EnvSpec) -> bool:
-    """True if nothing that is known would ever end an episode of a policy that goes in circles."""
-    return spec.max_episode_steps is None and config.environment.vectorization != "envpool"
+    """True if nothing that is known would ever end an episode of a policy that goes in circles.
+
+    EnvPool and Atari's own vector count frames by themselves.
+    """
+    single = config.environment.vectorization in ("sync", "process")
+    return single and spec.max_episode_steps is None
 
 
 def make_evaluator(
