@@ -84,8 +84,11 @@ def fullness(updates: Tensor, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
     """1 − βᵗ of both moments at the step after so many: the share of them that is not yet zero.
 
     Not inside of what is compiled: a compiler takes the powers anew for every parameter, which
-    cost more than the rest of the step.
+    cost more than the rest of the step. Where numbers can be read for nothing, Python takes them.
     """
+    if updates.is_cpu:
+        count = updates.item() + 1
+        return torch.tensor(1 - config.beta1**count), torch.tensor(1 - config.beta2**count)
     step = updates + 1
     return 1 - config.beta1**step, 1 - config.beta2**step
 
@@ -130,6 +133,7 @@ def adam(
         step = step + learning_rate * config.weight_decay * state.flat
     new = AdamState(state.flat - step, first, second, updates, alive)
     kept = [torch.where(alive, fresh, old) for fresh, old in zip(new[:4], state[:4], strict=True)]
+    alive = alive & torch.isfinite(kept[0].sum() + kept[1].sum() + kept[2].sum())
     return AdamState(kept[0], kept[1], kept[2], kept[3], alive), norm
 
 
@@ -258,6 +262,7 @@ class FlatOptimizer:
         )
         self._loss_module = None if loss is None else _LossModule(module, loss)
         self._compiled = Compiled(self._functional_update, "the update") if compile else None
+        self._descent = Compiled(self._finish, "a step") if compile else None
         self._groups = self._rate_groups(rate_patterns or {})
         self.inspected = False  # True: keep the last gradient, and name the bad ones (slower)
         self.last_gradient: Tensor | None = None
@@ -271,8 +276,10 @@ class FlatOptimizer:
         self, gradient: Tensor, loss: Tensor, *, learning_rate: Tensor, max_grad_norm: Tensor
     ) -> Metrics:
         """One step along a gradient that is known, with neither the loss nor autograd."""
-        found: Found = gradient, loss, {}
-        return self._take(self._finish(self.state, learning_rate, max_grad_norm, found))
+        known = self.state, learning_rate, max_grad_norm, (gradient, loss, {})
+        if self._descent is not None:
+            return self._take(self._descent(*known, self._full()))
+        return self._take(self._finish(*known))
 
     def on(
         self, *last: Any, learning_rate: Tensor, max_grad_norm: Tensor
@@ -312,10 +319,14 @@ class FlatOptimizer:
     def check(self, what: str) -> None:
         """Raise if any step since the last check met a number that is not finite.
 
-        A step looks at its loss and its gradient only; weights and moments are looked at here.
+        Compiled steps have looked at everything; those of the fused kernel at loss and gradient, so
+        weights and moments are looked at here.
         """
-        total = self.state.flat.sum() + self.state.first.sum() + self.state.second.sum()
-        if not (bool(self.state.alive) and math.isfinite(total)):
+        good = bool(self.state.alive)
+        if self._compiled is None:
+            numbers = self.state.flat, self.state.first, self.state.second
+            good = good and math.isfinite(sum(each.sum().item() for each in numbers))
+        if not good:
             self.state = self.state._replace(alive=torch.ones_like(self.state.alive))
             bad, self._bad_gradients = self._bad_gradients, []
             named = f" (gradient of {', '.join(bad)})" if bad else ""

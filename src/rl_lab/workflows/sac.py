@@ -269,11 +269,12 @@ class SAC(ReplayWorkflow):
         self.actor_optimizer = FlatOptimizer(self.actor, loss, config.optimizer, compile=compiled)
         target = partial(soft_target, twins=(self.actor, self.target.module))
         self.soft_target = Compiled(target, "the target") if compiled else target
-        self.temperature_optimizer = (
-            FlatOptimizer(self.temperature, None, replace(config.optimizer, weight_decay=0, agc=0))
-            if config.temperature == "auto"
-            else None
-        )
+        self.temperature_optimizer = None
+        if config.temperature == "auto":
+            plain = replace(config.optimizer, weight_decay=0, agc=0)
+            self.temperature_optimizer = FlatOptimizer(
+                self.temperature, None, plain, compile=compiled
+            )
         self.fast = fast_actor(self.actor, self.normalizer)
         self.fast_rng = context.rng.numpy("actions")
         self.action_rng = context.rng.torch("actions", context.device)
