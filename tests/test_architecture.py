@@ -41,7 +41,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "orchestration": L3,
     **{name: L3 | {name} for name in ("monitoring", "tuning", "analysis")},
-    "api": L3 | {"analysis"},
+    "api": L3 | {"analysis", "monitoring"},
     **{name: L3 | {"api", name} for name in ("ui", "hub", "benchmarking")},
     "cli": {*L3, "workflows", "monitoring", "tuning", "analysis", "api", "ui", "hub", "cli"}
     | {"benchmarking"},
@@ -75,7 +75,7 @@ WRITERS = {
     "records/index.py": "SQLite writes by itself",
     "buffers/segments.py": "the files of a disk buffer: data, each written once and whole",
     "envs/check.py": "a temporary folder for its second process",
-    "monitoring/pictures.py": "a temporary folder for the writer of films",
+    "monitoring/video.py": "films, each written beside its place by its encoder",
     "tuning/driver.py": "the lock of a sweep",
     "tuning/jobs.py": "what its processes say, appended",
 }

@@ -69,6 +69,8 @@ def inside(workspace, monkeypatch):
     monkeypatch.chdir(workspace)
     monkeypatch.delenv("RL_LAB_RUNS", raising=False)
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):  # films instead of windows
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(str(workspace))
     yield
     for name in [name for name in sys.modules if name == "src" or name.startswith("src.")]:
@@ -133,7 +135,7 @@ def test_what_is_not_there_yet_is_refused(row, monkeypatch, capsys):
 
 
 def test_every_row_says_where_it_stands():
-    assert len(WORKS) > 50 and len(NOT_YET) > 20
+    assert len(WORKS) > 50 and len(NOT_YET) > 15
     for row in ROWS:
         assert len(row) == 3, row
         assert re.match(r"works$|not yet: \w|not run: see below$", row[2]), row

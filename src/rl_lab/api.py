@@ -1,4 +1,4 @@
-"""The Python interface: train, resume, fork, verify, evaluate, load policies, list, register."""
+"""The Python interface: train, resume, fork, verify, evaluate, play, load, list, register."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +15,17 @@ from rl_lab.analysis.verify import Verdict
 from rl_lab.analysis.verify import verify as verify_run
 from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
+from rl_lab.collect.play import Played
 from rl_lab.core.batch import Array
+from rl_lab.core.errors import UserError
 from rl_lab.core.registry import register
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.envs.make import single_spaces
 from rl_lab.envs.spaces import Frames, action_converter
+from rl_lab.monitoring.playing import Playback, check_show, play_policy
 from rl_lab.orchestration import catalog, policy, session
+from rl_lab.orchestration.build import seeds
 from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.fork import fork as fork_run
@@ -111,6 +115,44 @@ def evaluate(
     loaded = policy.load(reference, runs_root(runs_dir), seed=seed, deterministic=not sample)
     try:
         return loaded.evaluate(EVALUATE, episodes), loaded
+    finally:
+        loaded.context.train_environment.close()
+
+
+def play(
+    reference: str,
+    *,
+    episodes: int = 1,
+    sample: bool = False,
+    seed: int | None = None,
+    max_steps: int | None = None,
+    video: Folder | None = None,
+    runs_dir: Folder | None = None,
+    tell: Callable[[int, Played], None] = lambda number, episode: None,
+) -> Playback:
+    """Watch a trained policy, as `rl-lab play`: in a window, or as a film `video` (.mp4, .gif).
+
+    Without a screen and without `video`, the film goes into the run's `videos/`. Episodes are cut
+    after `max_steps`; `tell` hears of each when it is over. One environment is stepped, on the
+    seeds of `evaluate`.
+    """
+    if episodes < 1 or (max_steps is not None and max_steps < 1):
+        raise UserError("play: episodes and max_steps must be at least 1")
+    file = None if video is None else Path(video)
+    check_show(file)
+    loaded = policy.load(reference, runs_root(runs_dir), seed=seed, deterministic=not sample)
+    try:
+        player = Policy.of(loaded)
+        with loaded.context.rng.borrowed(f"{EVALUATE}/"):
+            return play_policy(
+                loaded,
+                partial(player.act, deterministic=not sample),
+                player.reset,
+                seeds=seeds(loaded.config.experiment.seed, EVALUATE, episodes),
+                max_steps=max_steps,
+                video=file,
+                tell=tell,
+            )
     finally:
         loaded.context.train_environment.close()
 

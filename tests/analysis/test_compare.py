@@ -5,7 +5,7 @@ import pytest
 
 from made_runs import made_run
 from rl_lab.analysis.compare import compare
-from rl_lab.analysis.plots import draw_comparison
+from rl_lab.analysis.plots import WIDTH, draw_comparison
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
 from rl_lab.records.display import load_display
@@ -168,6 +168,15 @@ def test_equal_runs_are_compared_too(tmp_path):
     found = judged(runs)
     assert found.pairs[0].probability == 0.5 and found.pairs[0].p_value == 1.0
     assert draw_comparison(found).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("task", "panels"), [("CartPole-v1", 1 + 1), ("Acrobot-v1", 2)])
+def test_profiles_of_methods_without_a_common_task_are_not_drawn(tmp_path, task, panels):
+    runs = [made_run(tmp_path, [1.0, 2.0], task="CartPole-v1", algorithm="a")]
+    runs += [made_run(tmp_path, [3.0, 4.0], task=task, algorithm="b")]
+    picture = draw_comparison(judged(runs))
+    width = int.from_bytes(picture[16:20], "big")  # of a PNG, at 100 dots an inch
+    assert width == panels * 100 * WIDTH
 
 
 # ------------------------------------------------------------------- the command, on real runs

@@ -58,6 +58,8 @@ def place(tmp_path, monkeypatch):
         ("evaluate", "Missing argument"),
         ("evaluate nope --episodes 0", "--episodes"),
         ("evaluate nope --episodes many", "--episodes"),
+        ("play nope", "there are no runs in runs"),
+        ("play nope --video film.avi", "'film.avi' is no film"),
         ("show nope", "there are no runs in runs"),
         ("config CartPole-v1:ppo --diff nope", "there are no runs in runs"),
         ("algorithms pppo", "did you mean 'ppo'?"),

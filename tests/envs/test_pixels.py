@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
-from rl_lab.envs import dmc
+from rl_lab.envs import dmc, opengl
 from rl_lab.envs.check import check_env
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.wrappers import wrap
@@ -22,7 +22,7 @@ PIXELS = {"from_pixels": True, "plain": True, "size": 32, **SHORT}
 CAR = [{"id": "Crop", "bottom": 12}, {"id": "Resize", "size": 64}]
 
 drawing = pytest.mark.skipif(
-    "MUJOCO_GL" not in os.environ and not any(map(dmc._is_usable, dmc._BACKENDS)),
+    "MUJOCO_GL" not in os.environ and not any(map(opengl.is_usable, opengl.BACKENDS)),
     reason="no OpenGL without a display",
 )
 
@@ -69,8 +69,8 @@ def test_the_usual_camera():
 
 def test_without_opengl_there_is_one_clear_line(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    monkeypatch.setattr(dmc, "_is_usable", lambda backend: False)
-    with pytest.raises(UserError, match=r"'dm_control/cartpole-balance' from pixels needs OpenGL"):
+    monkeypatch.setattr(opengl, "is_usable", lambda backend: False)
+    with pytest.raises(UserError, match=r"pictures of 'dm_control/cartpole-balance' need OpenGL"):
         make_vector(EnvironmentConfig(id=CARTPOLE, kwargs={"from_pixels": True}), [0])
 
 
@@ -80,9 +80,9 @@ def test_a_library_that_is_not_there_is_not_usable(monkeypatch):
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
-    assert not dmc._is_usable("egl") and not dmc._is_usable("osmesa")
+    assert not opengl.is_usable("egl") and not opengl.is_usable("osmesa")
     monkeypatch.setattr(ctypes.util, "find_library", lambda name: "libOSMesa.so.8")
-    assert dmc._is_usable("osmesa")
+    assert opengl.is_usable("osmesa")
 
 
 def test_a_choice_that_does_not_work_is_told():
@@ -90,7 +90,7 @@ def test_a_choice_that_does_not_work_is_told():
     environment = {**os.environ, "MUJOCO_GL": "nonsense"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
     said = done.stderr.decode().splitlines()[-1]
-    assert f"'{CARTPOLE}' from pixels: MUJOCO_GL=nonsense does not work here" in said
+    assert f"pictures of '{CARTPOLE}': MUJOCO_GL=nonsense does not work here" in said
 
 
 class Picture(gym.Env):

@@ -26,6 +26,9 @@ def best_return(tmp_path, spec: str, seed: int, *overrides: str) -> float:
     ("spec", "steps", "bar"),
     [
         ("CartPole-v1:dqn", 50_000, 450),
+        ("CartPole-v1:dqn_c51", 50_000, 450),
+        ("CartPole-v1:dqn_quantile", 50_000, 450),
+        ("CartPole-v1:dqn_noisy", 50_000, 450),
         ("Acrobot-v1:dqn", 100_000, -100),
         ("LunarLander-v3:dqn", 150_000, 100),
     ],

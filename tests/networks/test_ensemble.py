@@ -48,6 +48,42 @@ def test_it_equals_separate_perceptrons_with_their_gradients(outputs, hidden, ac
             torch.testing.assert_close(weight.grad[index], layer.weight.grad.T)
 
 
+def test_norm_and_masks_equal_those_of_separate_perceptrons():
+    """Linear, mask, layer norm, activation (DroQ's order), by torch's own layers."""
+    ensemble = Ensemble(3, 4, [6, 5], 1, "relu", norm=True)
+    for each in (*ensemble.biases, *ensemble.scales, *ensemble.shifts):
+        nn.init.normal_(each)
+    x, generator = torch.randn(7, 4), torch.Generator().manual_seed(0)
+    masks = ensemble.masks(7, 0.5, generator)
+    out = ensemble(x, masks=masks)
+    for index in range(3):
+        first, _, second, _, last = separate(ensemble, index, "relu")
+        y = x
+        for layer, linear in enumerate((first, second)):
+            norm = nn.LayerNorm(linear.out_features)
+            norm.weight.data = ensemble.scales[layer][index, 0].clone()
+            norm.bias.data = ensemble.shifts[layer][index, 0].clone()
+            y = norm(linear(y) * masks[layer][:, index]).relu()
+        torch.testing.assert_close(out[index], last(y))
+
+
+def test_dropout_leaves_out_its_share_and_keeps_the_mean():
+    ensemble = Ensemble(2, 4, [300, 200], 1, "relu")
+    first, second = ensemble.masks(64, 0.25, torch.Generator().manual_seed(0))
+    assert first.shape == (64, 2, 300) and second.shape == (64, 2, 200)
+    assert first.unique().tolist() == pytest.approx([0.0, 4 / 3])
+    assert (first == 0).float().mean().item() == pytest.approx(0.25, abs=0.01)
+    assert not torch.equal(first[:, 0], first[:, 1]) and not torch.equal(first[0], first[1])
+    assert ensemble.masks(64, 0.0, torch.Generator()) == ()
+
+
+def test_a_masked_unit_says_nothing():
+    ensemble = Ensemble(2, 4, [6], 1, "relu")
+    nn.init.normal_(ensemble.biases[-1])
+    silent = ensemble(torch.randn(7, 4), masks=(torch.zeros(7, 2, 6),))
+    torch.testing.assert_close(silent, ensemble.biases[-1].expand(2, 7, 1))
+
+
 def test_its_members_begin_differently():
     out = Ensemble(2, 4, [8], 1, "relu")(torch.randn(5, 4))
     assert not torch.allclose(out[0], out[1])

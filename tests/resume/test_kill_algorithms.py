@@ -18,6 +18,7 @@ DREAMER = [
     *("algorithm.learning_starts=64", "algorithm.train_every=16", "algorithm.replay_ratio=0.03"),
     "buffers.replay.capacity=400",
 ]
+QUANTILE = "algorithm.distribution=quantile"
 HER = ["environment.vectorization=sync", "buffers.replay.type=her"]
 
 OFTEN = {
@@ -34,7 +35,29 @@ REST = {
         "+network.encoder.features=8",
         *REPLAY,
     ],
+    "dqn c51 noisy": [
+        "CartPole-v1:random",
+        "algorithm.name=dqn",
+        *("algorithm.distribution=c51", "algorithm.noisy=true", "algorithm.dueling=true"),
+        *REPLAY,
+        *PRIORITIZED,
+    ],
+    "dqn quantile": ["CartPole-v1:random", "algorithm.name=dqn", *REPLAY, QUANTILE],
     "dqn her": ["PointGoalDiscrete-v0:random", "algorithm.name=dqn", *REPLAY, *HER],
+    "sac gsde droq": [
+        "Pendulum-v1:random",
+        "algorithm.name=sac",
+        *("algorithm.policy=gsde", "algorithm.critic_dropout=0.1", "algorithm.critic_norm=true"),
+        *REPLAY,
+        *SMALL_HEADS,
+    ],
+    "sac flow": [
+        "Pendulum-v1:random",
+        "algorithm.name=sac",
+        "algorithm.policy=flow",
+        *REPLAY,
+        *SMALL_HEADS,
+    ],
     "sac discrete": ["CartPole-v1:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS],
     "sac her": ["PointGoal-v0:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS, *HER],
     "sac observed": [

@@ -93,8 +93,12 @@ TABLE = [
     "algorithm.target_every=30",
 ]
 PRIORITIZED = "buffers.replay.type=prioritized"
+ALL = ["algorithm.dueling=true", "algorithm.n_step=3", PRIORITIZED]
+C51 = ["algorithm.distribution=c51", "algorithm.atoms=21", "algorithm.value_range=[-1, 5]"]
+QUANTILE = ["algorithm.distribution=quantile", "algorithm.quantiles=11"]
+NOISY = ["algorithm.noisy=true"]
 VARIANTS = {
-    "all": ("Fork", ["algorithm.dueling=true", "algorithm.n_step=3", PRIORITIZED]),
+    "all": ("Fork", ALL),
     "plain": ("Walk", ["algorithm.double=false"]),
     "double": ("Walk", []),
     "dueling": ("Walk", ["algorithm.dueling=true"]),
@@ -102,8 +106,17 @@ VARIANTS = {
     "mse": ("Walk", ["algorithm.huber=false"]),
     "n_step": ("Fork", ["algorithm.n_step=3"]),
     "prioritized": ("Walk", [PRIORITIZED]),
+    "c51": ("Walk", C51),
+    "c51 all": ("Fork", [*C51, *ALL]),
+    "quantile": ("Walk", QUANTILE),
+    "quantile all": ("Fork", [*QUANTILE, *ALL]),
+    "noisy": ("Walk", NOISY),
+    "noisy all": ("Fork", [*NOISY, *C51, *ALL]),
 }
-MARKED = ["all", *(pytest.param(name, marks=pytest.mark.slow) for name in list(VARIANTS)[1:])]
+OFTEN = ("all", "quantile all", "noisy all")  # the last one is of c51
+MARKED = [
+    pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in VARIANTS
+]
 
 
 @pytest.mark.parametrize("name", MARKED)

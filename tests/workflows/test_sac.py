@@ -156,7 +156,7 @@ class Constant(torch.nn.Module):
         super().__init__()
         self.values = torch.nn.Parameter(torch.tensor(values))
 
-    def forward(self, obs, action, *, frozen=False):
+    def forward(self, obs, action, *, frozen=False, masks=()):
         return self.values.unsqueeze(1).expand(-1, len(obs))
 
 
@@ -419,25 +419,35 @@ def traced(function, *arguments):
     return compiled._unflatten(iter(graph(*inputs)), out_shape)
 
 
-@pytest.mark.parametrize("spec", [CONTINUOUS, DISCRETE])
-def test_target_and_updates_can_be_compiled(sac, spec):
-    workflow = sac(spec, "algorithm.critics=3", "algorithm.subset=2")
+@pytest.mark.parametrize(
+    ("spec", "word"),
+    [
+        (CONTINUOUS, "algorithm.policy=gaussian"),
+        (DISCRETE, "algorithm.policy=gaussian"),
+        (CONTINUOUS, "algorithm.policy=flow"),
+        (CONTINUOUS, "algorithm.policy=gsde"),
+        (CONTINUOUS, "algorithm.critic_norm=true"),
+    ],
+)
+def test_target_and_updates_can_be_compiled(sac, spec, word):
+    workflow = sac(spec, "algorithm.critics=3", "algorithm.subset=2", word)
     rows, alpha = batch_of(workflow), torch.tensor(0.3)
     noise, one = workflow.noise(rows[OBS]), torch.tensor(1.0)
     used = {name: rows[name] for name in (REWARD, TERMINATED, NEXT_OBS)}
     critic, actor = workflow.critic_optimizer, workflow.actor_optimizer
-    rest = (alpha, noise, torch.tensor([0, 2]), torch.tensor(0.9), one)
+    masks = workflow.critic.values.masks(16, 0.3, torch.Generator().manual_seed(0))
+    rest = (alpha, noise, torch.tensor([0, 2]), torch.tensor(0.9), one, masks)
     expected = workflow.soft_target(used, workflow.actor, workflow.target.module, *rest)
     target = traced(workflow.soft_target, used, actor.state.flat, workflow.target.flat, *rest)
     torch.testing.assert_close(target, expected)
 
     pace = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": torch.tensor(10.0)}
     for optimizer, eager, by_weights in (
-        (critic, (rows[OBS], rows[ACTION], target, None), (rows[OBS], rows[ACTION], target, None)),
+        (critic, *[(rows[OBS], rows[ACTION], target, None, masks)] * 2),
         (
             actor,
-            (rows[OBS], workflow.critic, noise, alpha),
-            (rows[OBS], critic.state.flat, noise, alpha),
+            (rows[OBS], workflow.critic, noise, alpha, masks),
+            (rows[OBS], critic.state.flat, noise, alpha, masks),
         ),
     ):
         state = optimizer.snapshot()

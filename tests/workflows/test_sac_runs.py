@@ -71,9 +71,11 @@ def test_a_truncated_loop_is_worth_its_future_and_its_entropy(tiny, alpha, termi
     torch.testing.assert_close(q, torch.full_like(q, expected), atol=0.04, rtol=0)
 
 
-def test_a_continuous_decision_finds_the_best_action_and_the_wanted_entropy(tiny):
+@pytest.mark.parametrize("policy", ["gaussian", "gsde", "flow"])
+def test_a_continuous_decision_finds_the_best_action_and_the_wanted_entropy(tiny, policy):
     # r = -4 (a - 0.5)², one decision: the mode goes to 0.5, the entropy to its goal of -1.
     words = ["algorithm.initial_temperature=0.1", "network.critic.hidden_dims=[32, 32]"]
+    words += [f"algorithm.policy={policy}"]
     workflow = tiny(CONTINUOUS, *SMALL, *words).workflow
     draw = torch.Generator().manual_seed(0)
     for _ in range(600):
@@ -83,7 +85,7 @@ def test_a_continuous_decision_finds_the_best_action_and_the_wanted_entropy(tiny
     policy = workflow.actor(torch.ones(4000, 3))
     assert policy.mode()[0].item() == pytest.approx(0.5, abs=0.1)
     entropy = -policy.draw(torch.randn(4000, 1, generator=draw))[1].mean()
-    assert entropy.item() == pytest.approx(-1.0, abs=0.2)
+    assert entropy.item() == pytest.approx(-1.0, abs=0.3)
 
 
 # -- real runs ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 from rl_lab.analysis.compare import Cell, Comparison, Table, normalised
 from rl_lab.analysis.curves import Curve, Steps, align, middle_and_band
 from rl_lab.analysis.statistics import performance_profile, profile_band
+from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
 
 WIDTH, HEIGHT = 5.0, 3.6  # inches of one panel
@@ -21,7 +22,10 @@ LEGEND = 40  # characters in a line of it: it stays within its panel
 
 
 def draw_comparison(comparison: Comparison) -> bytes:
-    """A panel for each metric and task, and one with the performance profiles."""
+    """A panel for each metric and task, and one with performance profiles if they can be compared.
+
+    Profiles of methods that have no task in common would compare the tasks.
+    """
     methods = list(dict.fromkeys(cell.method for t in comparison.tables for cell in t.cells))
     colours = {method: f"C{index % 10}" for index, method in enumerate(methods)}
     panels = [
@@ -29,10 +33,14 @@ def draw_comparison(comparison: Comparison) -> bytes:
         for table in comparison.tables
         for task in dict.fromkeys(cell.task for cell in table.cells)
     ]
-    figure, axes = _panels(len(panels) + 1)
+    scores = normalised(comparison.main, comparison.scales)
+    tasks = [task for of_method in scores.values() for task in of_method]
+    has_profiles = len(scores) == 1 or len(set(tasks)) < len(tasks)
+    figure, axes = _panels(len(panels) + has_profiles)
     for place, (table, task) in zip(axes, panels, strict=False):
         _draw_task(place, table, task, colours)
-    _draw_profiles(axes[len(panels)], comparison, colours)
+    if has_profiles:
+        _draw_profiles(axes[len(panels)], scores, colours)
     return _png(figure)
 
 
@@ -76,8 +84,9 @@ def legend(cell: Cell) -> str:
     return f"{label})"
 
 
-def _draw_profiles(place: Any, comparison: Comparison, colours: Mapping[str, str]) -> None:
-    scores = normalised(comparison.main, comparison.scales)
+def _draw_profiles(
+    place: Any, scores: Mapping[str, Mapping[str, Array]], colours: Mapping[str, str]
+) -> None:
     ends = [value for tasks in scores.values() for each in tasks.values() for value in each]
     thresholds = np.linspace(min(0.0, *ends), max(1.0, *ends), THRESHOLDS)
     for method, tasks in scores.items():

@@ -193,6 +193,39 @@ def evaluate(
 
 
 @app.command(context_settings=SETTINGS)
+def play(
+    run: Run,
+    episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 1,
+    sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="cut episodes after so many steps")
+    ] = None,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE.mp4|.gif", help="film it, and open no window")
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Watch a trained policy, in a window or as a film: play @best --video best.mp4.
+
+    Without a screen it is filmed into the run's folder videos/. Ctrl-C ends it and keeps the film.
+    """
+    from rl_lab.cli import play
+
+    return play.run(
+        run,
+        episodes=episodes,
+        sample=sample,
+        seed=seed,
+        max_steps=max_steps,
+        video=video,
+        runs_dir=runs_dir,
+        as_json=as_json,
+    )
+
+
+@app.command(context_settings=SETTINGS)
 def show(run: Run = "@last", runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
     """Show one run: its settings, results and checkpoints."""
     from rl_lab.cli import show

@@ -136,6 +136,11 @@ class DiagonalGaussian:
         return (self.log_std + 0.5 + HALF_LOG_TWO_PI).expand_as(self.mean).sum(-1)
 
 
+def log_slope_of_tanh(u: Tensor) -> Tensor:
+    """log(1 − tanh²u) as 2 (log 2 − u − softplus(−2u)): exact where 1 − tanh²u is 0 in float32."""
+    return 2 * (LOG_TWO - u - softplus(-2 * u))
+
+
 @dataclass(slots=True)
 class SquashedGaussian:
     """tanh of independent normals, stretched to ±`scale`. `mean` and `log_std` [..., A].
@@ -161,8 +166,7 @@ class SquashedGaussian:
         return self._density(u, (u - self.mean) * (-self.log_std).exp())
 
     def _density(self, u: Tensor, noise: Tensor) -> Tensor:
-        # log(1 − tanh²u) = 2 (log 2 − u − softplus(−2u)): exact where 1 − tanh²u is 0 in float32.
-        volume = 2 * (LOG_TWO - u - softplus(-2 * u)) + math.log(self.scale)
+        volume = log_slope_of_tanh(u) + math.log(self.scale)
         return (-0.5 * noise.square() - self.log_std - HALF_LOG_TWO_PI - volume).sum(-1)
 
 

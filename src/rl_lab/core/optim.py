@@ -276,7 +276,8 @@ class FlatOptimizer:
         self, gradient: Tensor, loss: Tensor, *, learning_rate: Tensor, max_grad_norm: Tensor
     ) -> Metrics:
         """One step along a gradient that is known, with neither the loss nor autograd."""
-        known = self.state, learning_rate, max_grad_norm, (gradient, loss, {})
+        found: Found = gradient, loss, {}
+        known = self.state, learning_rate, max_grad_norm, found
         if self._descent is not None:
             return self._take(self._descent(*known, self._full()))
         return self._take(self._finish(*known))

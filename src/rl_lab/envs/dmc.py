@@ -5,8 +5,6 @@ state features, one after the other, as float32; or what a camera sees, with `fr
 package is imported when one is made.
 """
 
-import ctypes
-import ctypes.util
 import importlib
 import os
 import sys
@@ -18,11 +16,11 @@ import numpy as np
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
 from rl_lab.envs.mujoco import invalid_state, route_messages
+from rl_lab.envs.opengl import BACKENDS, choose_backend
 
 NAMESPACE = "dm_control"
 _CAMERAS = {"quadruped": 2}  # the one behind it; elsewhere the first one is good
-_BACKENDS = ("egl", "osmesa")  # that need no display
-_DEVICES = 0x313F  # EGL_PLATFORM_DEVICE_EXT
+HEIGHT, WIDTH = 240, 320  # of a picture for people
 STEPS = 1000  # the time limit of every task but lqr, which has none
 TASKS = {
     "acrobot": ("swingup", "swingup_sparse"),
@@ -65,7 +63,7 @@ def register() -> None:
 class SuiteEnv(gym.Env[Array, Array]):
     """One task of the suite. A time limit truncates; the suite's discount of 0 terminates."""
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (Gymnasium's own declaration)
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012  (Gymnasium's way)
 
     def __init__(
         self,
@@ -77,6 +75,7 @@ class SuiteEnv(gym.Env[Array, Array]):
         size: int = 64,
         camera: int | None = None,
         plain: bool = False,
+        render_mode: str | None = None,
     ) -> None:
         """With `from_pixels`, what `camera` sees (the usual one if not given), `size` x `size`.
 
@@ -85,7 +84,7 @@ class SuiteEnv(gym.Env[Array, Array]):
         self.id = f"{NAMESPACE}/{domain}-{task}"
         self.from_pixels, self.size = from_pixels, size
         self.camera = _CAMERAS.get(domain, 0) if camera is None else camera
-        if from_pixels:
+        if from_pixels or render_mode is not None:
             choose_renderer(self.id)
         # The task draws from this object for ever. Its seed here fixes what is random about a
         # model's construction; every seeded reset seeds it again.
@@ -107,6 +106,10 @@ class SuiteEnv(gym.Env[Array, Array]):
             width = int(sum(np.prod(shape) for shape in shapes))
             self.observation_space = gym.spaces.Box(-np.inf, np.inf, (width,), np.float32)
         self.steps = 0
+        if render_mode is not None:  # else nothing is added to what a snapshot holds
+            self.render_mode = render_mode
+            frames = round(1 / self.suite.control_timestep())
+            self.metadata = {**self.metadata, "render_fps": frames}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -126,6 +129,12 @@ class SuiteEnv(gym.Env[Array, Array]):
         terminated = bool(moment.last() and moment.discount == 0)
         truncated = bool(moment.last() and not terminated)
         return self._seen(moment), float(moment.reward), terminated, truncated, {}
+
+    def render(self) -> Any:
+        """What the camera sees [240, 320, 3]; None if no `render_mode` was asked for."""
+        if self.render_mode is None:
+            return None
+        return self.suite.physics.render(HEIGHT, WIDTH, camera_id=self.camera)
 
     def close(self) -> None:
         """Free the simulation."""
@@ -155,48 +164,16 @@ def choose_renderer(id: str) -> None:
 
     The suite chooses when it is imported, so this comes first, or its choice is made again.
     """
-    if "MUJOCO_GL" not in os.environ:
-        found = next((name for name in _BACKENDS if _is_usable(name)), None)
-        if found is None:
-            raise UserError(
-                f"'{id}' from pixels needs OpenGL without a display: "
-                "apt-get install libegl1 (EGL), or libosmesa6 (OSMesa)"
-            )
-        os.environ["MUJOCO_GL"] = found
-    chosen = os.environ["MUJOCO_GL"]
+    chosen = choose_backend(id)
     try:
         render = importlib.import_module("dm_control._render")
         if chosen != render.BACKEND:
             importlib.reload(render)
     except (ImportError, AttributeError, RuntimeError) as error:
         raise UserError(
-            f"'{id}' from pixels: MUJOCO_GL={chosen} does not work here ({error}); try another of "
-            f"{', '.join(_BACKENDS)}, or install its library"
+            f"pictures of '{id}': MUJOCO_GL={chosen} does not work here ({error}); try another of "
+            f"{', '.join(BACKENDS)}, or install its library"
         ) from error
-
-
-def _is_usable(backend: str) -> bool:
-    """Looked at before the import: what fails there cannot be tried again in this process."""
-    if backend == "osmesa":
-        return ctypes.util.find_library("OSMesa") is not None
-    try:
-        egl = ctypes.CDLL("libEGL.so.1")
-    except OSError:
-        return False
-    address = egl.eglGetProcAddress
-    address.restype = ctypes.c_void_p
-    devices, count = (ctypes.c_void_p * 16)(), ctypes.c_int(0)
-    signature = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-    opening = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)
-    query, display_of = address(b"eglQueryDevicesEXT"), address(b"eglGetPlatformDisplayEXT")
-    if not query or not display_of:
-        return False
-    signature(query)(16, ctypes.addressof(devices), ctypes.addressof(count))
-    for device in devices[: count.value]:
-        display = opening(display_of)(_DEVICES, device, None)
-        if display and egl.eglInitialize(ctypes.c_void_p(display), None, None):
-            return True
-    return False
 
 
 def _load(domain: str, task: str, arguments: Any, settings: Any) -> Any:

@@ -186,7 +186,7 @@ def resolve_vectorization(config: EnvironmentConfig, *, compiled: bool = False) 
 def _is_gymnasiums(id: str) -> bool:
     """False if somebody has registered a task of their own under the name of a classic one."""
     registered = find(id)
-    return _origin(registered).startswith("gymnasium.envs.classic_control") and not (
+    return defined_in(registered).startswith("gymnasium.envs.classic_control") and not (
         registered.kwargs
     )
 
@@ -288,7 +288,7 @@ def _make_wrapped(
     """One environment, in this process or in a worker, which does not know the user's wrappers."""
     registry.declare("wrapper", wrappers)
     choice = config.snapshot
-    if choice == "auto" and _origin(registered).startswith(_REPLAYED):
+    if choice == "auto" and defined_in(registered).startswith(_REPLAYED):
         choice = "replay"
     if choice == "replay":
         return wrap(
@@ -305,7 +305,7 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
     if config.max_episode_steps is not None:
         arguments["max_episode_steps"] = config.max_episode_steps
     try:
-        if _origin(registered).startswith("gymnasium.envs.mujoco"):
+        if defined_in(registered).startswith("gymnasium.envs.mujoco"):
             mujoco.route_messages()  # some models are complained about while they are made
         # Gymnasium's own checker costs time at every step; ours is `rl-lab check env`.
         env = gym.make(registered, disable_env_checker=True, **arguments)
@@ -358,7 +358,7 @@ def _require_plain(config: EnvironmentConfig, choice: str) -> None:
         )
 
 
-def _origin(registered: Registered) -> str:
+def defined_in(registered: Registered) -> str:
     """The module that makes an environment."""
     entry = registered.entry_point
     return entry if isinstance(entry, str) else str(getattr(entry, "__module__", ""))
@@ -367,7 +367,7 @@ def _origin(registered: Registered) -> str:
 def _explained(config: EnvironmentConfig, registered: Registered, error: Exception) -> Exception:
     """A `UserError` for what a user can change; any other error as it is."""
     if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
-        origin = _origin(registered)
+        origin = defined_in(registered)
         extra = next((_EXTRAS[each] for each in _EXTRAS if origin.startswith(each)), None)
         if extra is not None:
             advice = f"pip install 'rl-lab[{extra}]'"

@@ -10,11 +10,14 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_lab.envs.canvas import Disc, draw
+
 Position = NDArray[np.float32]
 
 GOALS = np.array([[5, 0], [-5, 0], [0, 5], [0, -5]], np.float32)  # east, west, north, south
 LIMIT = 7.0  # walls of the world, on both axes
 THRESHOLD = 1.0  # nearer than this is there
+GOAL, POINT = (60, 160, 90), (40, 80, 190)  # colours
 
 
 class MultiGoalEnv(gym.Env[Position, Position]):
@@ -25,6 +28,7 @@ class MultiGoalEnv(gym.Env[Position, Position]):
     `info`, `reached` and `goal_0` … `goal_3` (east, west, north, south) are 1 where that happened.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     outcomes: ClassVar[tuple[str, ...]] = ("reached", "goal_0", "goal_1", "goal_2", "goal_3")
 
     def __init__(
@@ -69,3 +73,10 @@ class MultiGoalEnv(gym.Env[Position, Position]):
         goals = {f"goal_{i}": float(reached and i == nearest) for i in range(len(GOALS))}
         info = {"reached": float(reached), **goals}
         return self.position.copy(), reward, reached, False, info
+
+    def render(self) -> Any:
+        """The point and the four goals; None if nobody asked for it."""
+        if self.render_mode is None:
+            return None
+        goals = [Disc(goal, THRESHOLD, GOAL) for goal in GOALS]
+        return draw([*goals, Disc(self.position, THRESHOLD / 3, POINT)], LIMIT)

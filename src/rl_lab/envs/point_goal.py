@@ -12,12 +12,15 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from rl_lab.envs.canvas import Disc, draw
+
 Frame = dict[str, NDArray[np.float32]]
 
 LIMIT = 1.0  # walls of the world, on both axes
 STRIDE = 0.05  # how far one step goes at full speed, on each axis
 THRESHOLD = 0.05  # nearer than this is there
 NEAREST = 0.3  # no goal is nearer to the start than this
+GOAL, POINT = (60, 160, 90), (40, 80, 190)  # colours
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)  # stay, and four ways
 
 
@@ -29,6 +32,7 @@ class PointGoalEnv(gym.Env[Frame, Any]):
     while the point is at its goal; the last one of an episode is what counts.
     """
 
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012
     outcomes: ClassVar[tuple[str, ...]] = ("is_success",)
 
     def __init__(self, discrete: bool = False, render_mode: str | None = None) -> None:
@@ -71,6 +75,13 @@ class PointGoalEnv(gym.Env[Frame, Any]):
         """What goals [..., 2] are worth if others were wanted: 0 where they are near, else −1."""
         distance = np.linalg.norm(achieved - desired, axis=-1)
         return np.where(distance < THRESHOLD, 0.0, -1.0)
+
+    def render(self) -> Any:
+        """The point, and where it should go; None if nobody asked for it."""
+        if self.render_mode is None:
+            return None
+        discs = [Disc(self.goal, THRESHOLD, GOAL), Disc(self.position, THRESHOLD / 2, POINT)]
+        return draw(discs, LIMIT)
 
     def _frame(self) -> Frame:
         return {

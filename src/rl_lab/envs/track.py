@@ -28,6 +28,7 @@ HEIGHTS = np.array([4.0, 2.5, 1.5])  # how far each swings at most
 DASH = 12.0  # rows from one dash of the middle line, or one strip of grass, to the next
 GRASS, MOWN = np.array([0.0, 50.0, 0.0]), np.array([60.0, 190.0, 60.0])
 TARMAC, PAINT = np.array([180.0, 180.0, 180.0]), np.array([255.0, 255.0, 255.0])
+SHOWN = 256  # pixels of a picture for people
 
 
 class PixelTrackEnv(gym.Env[Frame, NDArray[np.float32]]):
@@ -36,6 +37,8 @@ class PixelTrackEnv(gym.Env[Frame, NDArray[np.float32]]):
     reward = max(0, 1 − |distance to the middle of the road| / 4) after the step. Leaving the track
     terminates the episode. Every episode has another road.
     """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
 
     def __init__(self, size: int = VIEW, render_mode: str | None = None) -> None:
         if size < 16:
@@ -74,8 +77,12 @@ class PixelTrackEnv(gym.Env[Frame, NDArray[np.float32]]):
         return self._frame(), reward, distance > LIMIT, False, {}
 
     def render(self) -> Any:
-        """The frame itself."""
-        return self._frame()
+        """The frame itself, enlarged so that it can be seen; None if nobody asked for it."""
+        if self.render_mode is None:
+            return None
+        frame = self._frame()
+        times = max(SHOWN // len(frame), 1)
+        return frame.repeat(times, 0).repeat(times, 1)
 
     def _road(self, row: Any) -> Any:
         """Where the middle of the road is, at rows [..., 1] or at one row."""

@@ -1,9 +1,8 @@
 """Pictures of a run in training: drawn by matplotlib without a screen, one file each."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,14 @@ import numpy as np
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Bars, Contour, Film, Layer, Lines, Picture, Points
+from rl_lab.monitoring.video import film_suffix, whole_film
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.sinks import Sink
 
 INCHES = 5.0
 AROUND = 0.7  # inches for a film's title and axis
 LEVELS = 20  # lines of equal height
-FRAME_MILLISECONDS = 100
+FRAMES_PER_SECOND = 10.0
 LEAST_PIXELS = 192  # width of a moving picture
 
 
@@ -113,36 +113,5 @@ def render_film(film: Film) -> tuple[str, bytes]:
     frames = film_frames(film)
     times = max(LEAST_PIXELS // frames.shape[2], 1)  # so that small ones can be seen
     frames = frames.repeat(times, 1).repeat(times, 2)
-    try:
-        import imageio_ffmpeg  # brings a program of its own: optional
-    except ImportError:
-        return ".gif", _gif(frames)
-    return ".mp4", _mp4(frames, imageio_ffmpeg.write_frames)
-
-
-def _gif(frames: Array) -> bytes:
-    from PIL import Image  # comes with matplotlib
-
-    first, *rest = map(Image.fromarray, frames)
-    file = BytesIO()
-    first.save(file, "GIF", save_all=True, append_images=rest, duration=FRAME_MILLISECONDS, loop=0)
-    return file.getvalue()
-
-
-def _mp4(frames: Array, write_frames: Callable[..., Any]) -> bytes:
-    odd = [size % 2 for size in frames.shape[1:3]]  # H.264 wants even sizes
-    frames = np.pad(frames, ((0, 0), (0, odd[0]), (0, odd[1]), (0, 0)))
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "film.mp4"
-        writer = write_frames(
-            str(file),
-            frames.shape[2:0:-1],
-            fps=1000 / FRAME_MILLISECONDS,
-            macro_block_size=2,
-            output_params=["-threads", "1", "-bitexact"],  # the same film is the same bytes
-        )
-        writer.send(None)
-        for frame in frames:
-            writer.send(np.ascontiguousarray(frame))
-        writer.close()
-        return file.read_bytes()
+    suffix = film_suffix()
+    return suffix, whole_film(frames, suffix, FRAMES_PER_SECOND)

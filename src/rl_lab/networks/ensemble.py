@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import layer_norm
 
 from rl_lab.core.compiled import is_tracing
 from rl_lab.core.spec import Box, EnvSpec
@@ -22,8 +23,16 @@ class Ensemble(nn.Module):
     """N perceptrons of the same shape, each with weights of its own: [N, in, out] per layer."""
 
     def __init__(
-        self, count: int, in_dim: int, hidden_dims: Sequence[int], out_dim: int, activation: str
+        self,
+        count: int,
+        in_dim: int,
+        hidden_dims: Sequence[int],
+        out_dim: int,
+        activation: str,
+        *,
+        norm: bool = False,
     ) -> None:
+        """`norm`: hidden layers are normalised over their units, before the activation."""
         super().__init__()
         self.count = count
         self.activation = in_place(ACTIVATIONS[activation]())
@@ -35,20 +44,43 @@ class Ensemble(nn.Module):
             for pair, gain in zip(pairs, gains, strict=True)
         )
         self.biases = nn.ParameterList(torch.zeros(count, 1, width) for width in widths[1:])
+        self.hidden_dims = tuple(hidden_dims)
+        normed = widths[1:-1] if norm else []
+        self.scales = nn.ParameterList(torch.ones(count, 1, width) for width in normed)
+        self.shifts = nn.ParameterList(torch.zeros(count, 1, width) for width in normed)
 
-    def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
-        """[B, in], the same for all, to [N, B, out]; `frozen`: gradients go to x alone."""
-        weights, biases = [*self.weights], [*self.biases]
-        if frozen:
-            weights = [each.detach() for each in weights]
-            biases = [each.detach() for each in biases]
-        if isinstance(self.activation, nn.ReLU) and not is_tracing():
+    def forward(self, x: Tensor, *, frozen: bool = False, masks: Sequence[Tensor] = ()) -> Tensor:
+        """[B, in], the same for all, to [N, B, out]; `frozen`: gradients go to x alone.
+
+        `masks` [B, N, width], one for each hidden layer: what its units are multiplied by.
+        """
+        groups = self.weights, self.biases, self.scales, self.shifts
+        weights, biases, scales, shifts = (
+            [each.detach() if frozen else each for each in group] for group in groups
+        )
+        is_plain = isinstance(self.activation, nn.ReLU) and not masks and not scales
+        if is_plain and not is_tracing():
             found: Tensor = _ReluLayers.apply(x, *weights, *biases)
             return found
         x = x.expand(self.count, *x.shape)
-        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-            x = self.activation(torch.baddbmm(bias, x, weight))
+        for index, (weight, bias) in enumerate(zip(weights[:-1], biases[:-1], strict=True)):
+            x = torch.baddbmm(bias, x, weight)
+            if masks:
+                x = x * masks[index].transpose(0, 1)
+            if scales:
+                x = layer_norm(x, x.shape[-1:]) * scales[index] + shifts[index]
+            x = self.activation(x)
         return _last_layer(x, weights[-1], biases[-1])
+
+    def masks(self, rows: int, rate: float, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Dropout of this share of the hidden units; those that stay make up for the others."""
+        if rate == 0:
+            return ()
+        empty = [
+            torch.empty(rows, self.count, width, device=generator.device)
+            for width in self.hidden_dims
+        ]
+        return tuple(each.bernoulli_(1 - rate, generator=generator) / (1 - rate) for each in empty)
 
 
 class _ReluLayers(torch.autograd.Function):
@@ -105,7 +137,9 @@ def _last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class QEnsemble(nn.Module):
     """Q-functions that look through one encoder: of (obs, action), or of each discrete action."""
 
-    def __init__(self, config: NetworkConfig, spec: EnvSpec, count: int) -> None:
+    def __init__(
+        self, config: NetworkConfig, spec: EnvSpec, count: int, *, norm: bool = False
+    ) -> None:
         super().__init__()
         self.encoder = make_encoder(config.encoder, spec.observation)
         self.of_pairs = isinstance(spec.action, Box)
@@ -113,17 +147,24 @@ class QEnsemble(nn.Module):
         inputs = features + (spec.action.size if isinstance(spec.action, Box) else 0)
         outputs = 1 if isinstance(spec.action, Box) else getattr(spec.action, "n", 0)
         head = config.critic
-        self.values = Ensemble(count, inputs, head.hidden_dims, outputs, head.activation)
+        self.values = Ensemble(count, inputs, head.hidden_dims, outputs, head.activation, norm=norm)
 
-    def forward(self, obs: Any, action: Tensor | None = None, *, frozen: bool = False) -> Tensor:
+    def forward(
+        self,
+        obs: Any,
+        action: Tensor | None = None,
+        *,
+        frozen: bool = False,
+        masks: Sequence[Tensor] = (),
+    ) -> Tensor:
         """[N, B] of pairs, or [N, B, actions]; `frozen`: only the action gets a gradient."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not frozen):
             features = self.encoder(obs)
         if not self.of_pairs:
-            return self.values(features, frozen=frozen)
+            return self.values(features, frozen=frozen, masks=masks)
         assert action is not None
         pairs = torch.cat([features, action], dim=-1)
-        return self.values(pairs, frozen=frozen).squeeze(-1)
+        return self.values(pairs, frozen=frozen, masks=masks).squeeze(-1)
 
 
 def in_place(module: Module) -> Module:

@@ -56,15 +56,18 @@ def fast_values(model: QNetwork) -> Forward | None:
     if features is None or advantage is None:
         return None
     if model.value is None:
-        return lambda obs: advantage(features(obs))
+        return _expected(model, lambda obs: advantage(features(obs)))
     value = _chain(model.value)
-    return None if value is None else lambda obs: _dueling(features(obs), value, advantage)
+    if value is None:
+        return None
+    return _expected(model, lambda obs: _dueling(features(obs), value, advantage))
 
 
 def fast_actor(actor: SoftActor, normalizer: nn.Module) -> FastActor | None:
     """The numpy twin of a soft actor's decisions, or None."""
     head = actor.head
-    assert isinstance(head, SquashedHead | PolicyHead)
+    if not isinstance(head, SquashedHead | PolicyHead):
+        return None
     features = _features(actor.encoder, normalizer)
     raw = _chain([*head.hidden, head.output])
     if features is None or raw is None:
@@ -75,9 +78,29 @@ def fast_actor(actor: SoftActor, normalizer: nn.Module) -> FastActor | None:
 
 
 def _dueling(features: Array, value: Forward, advantage: Forward) -> Array:
-    gains = advantage(features)
-    both: Array = value(features) + gains - gains.mean(-1, keepdims=True)
-    return both
+    """[N, A * K] from values [N, K] of all actions together, and advantages [N, A * K]."""
+    worth = value(features)
+    gains = advantage(features).reshape(len(worth), -1, worth.shape[-1])
+    both: Array = worth[:, None] + gains - gains.mean(1, keepdims=True)
+    return both.reshape(len(worth), -1)
+
+
+def _expected(model: QNetwork, outputs: Forward) -> Forward:
+    """Values [N, A] from the outputs [N, A * K] of the heads, as `QNetwork.expected` takes them."""
+    if model.distribution == "none":
+        return outputs
+    shape = (-1, model.actions, model.count)
+    if model.distribution == "quantile":
+        return lambda obs: outputs(obs).reshape(shape).mean(-1)
+    atoms = model.atoms(torch.empty(0)).numpy()
+
+    def mean(obs: Array) -> Array:
+        logits = outputs(obs).reshape(shape)
+        chances = np.exp(logits - logits.max(-1, keepdims=True))
+        values: Array = chances @ atoms / chances.sum(-1)
+        return values
+
+    return mean
 
 
 def _features(encoder: object, normalizer: nn.Module) -> Forward | None:

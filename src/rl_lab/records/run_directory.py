@@ -89,6 +89,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def videos(self) -> Path:
+        """Films of its policies at play."""
+        return self.path / "videos"
+
+    @property
     def log_file(self) -> Path:
         """What the run said."""
         return self.path / "logs" / "run.log"

@@ -2,21 +2,23 @@
 
 Reads top to bottom: config, targets and loss, workflow. Switches: double (van Hasselt et al. 2016),
 dueling (Wang et al. 2016), n-step returns, prioritized replay (Schaul et al. 2016; it is the
-buffer's type). Departures from the paper: Adam; gradients are clipped by their norm; an episode
-that was cut short is bootstrapped from where it stopped; double is on unless switched off.
+buffer's type), distributions of returns (C51: Bellemare et al. 2017; QR-DQN: Dabney et al. 2018),
+noisy layers that explore by themselves (Fortunato et al. 2018). Departures from the paper: Adam;
+gradients are clipped by their norm; an episode that was cut short is bootstrapped from where it
+stopped; double is on unless switched off.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import one_hot, smooth_l1_loss
 
 from rl_lab.core.actions import random_action
 from rl_lab.core.batch import (
@@ -43,6 +45,13 @@ from rl_lab.core.schedule import Schedule, at, extremes
 from rl_lab.core.spec import Discrete
 from rl_lab.core.target import Frozen, Target, network
 from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.core.value_distributions import (
+    ValueDistribution,
+    categorical_loss,
+    of_action,
+    project,
+    quantile_huber,
+)
 from rl_lab.networks.fast import fast_values
 from rl_lab.networks.normalizer import normalize_mode
 from rl_lab.networks.q import QNetwork
@@ -50,6 +59,8 @@ from rl_lab.workflows.replay import ERROR, ReplayConfig, ReplayWorkflow
 
 USED = (OBS, ACTION, REWARD, TERMINATED, NEXT_OBS, STEPS, WEIGHT)  # of a minibatch
 EPSILON = "epsilon"
+FADING = Schedule(start=1.0, end=0.05, finish=0.2)  # epsilon, where nothing else explores
+VOTERS, ASKED = 16, 32  # noisy networks, and rows of a batch, that tell how random the policy is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +71,48 @@ class DQNConfig(ReplayConfig):
     replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
     train_every: int = option(4, "vector steps between updates")
     learning_rate: float = option(2.5e-4, "step size of the optimiser")
-    epsilon: float = option(
-        Schedule(start=1.0, end=0.05, finish=0.2), "chance of a random action; 0 in evaluations"
+    epsilon: Literal["auto"] | float = option(
+        "auto",
+        "chance of a random action, 0 in evaluations; auto: from 1 to 0.05 in the first fifth of "
+        "the run, or 0 if `noisy`",
     )
     double: bool = option(True, "the network chooses the next action, its target judges it")
     dueling: bool = option(False, "state value and advantages as two heads")
     huber: bool = option(True, "errors beyond 1 count linearly; if not, half their square always")
+    distribution: ValueDistribution = option(
+        "none", "of returns: none (only their mean), c51 (fixed atoms) or quantile (QR-DQN)"
+    )
+    atoms: int = option(51, "c51: values that a return may have, equally far from each other")
+    value_range: list[float] = option([-10.0, 10.0], "c51: the first atom and the last one")
+    quantiles: int = option(50, "quantile: how many; 200 in the paper, for Atari")
+    noisy: bool = option(False, "layers of the heads have learned noise, which explores")
     target_every: int = option(500, "gradient steps between two moves of the target network")
     target_rate: float = option(1.0, "how far it moves then: 1 copies, 0.005 follows slowly")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
-        if self.target_every < 1:
-            raise ValueError(f"target_every must be at least 1, got {self.target_every}")
+        if self.epsilon == "auto":  # decided here, so that a saved configuration says it
+            object.__setattr__(self, EPSILON, 0.0 if self.noisy else FADING)
+        for name, least in (("target_every", 1), ("atoms", 2), ("quantiles", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        ends = self.value_range
+        if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
+            raise ValueError(f"value_range must be [low, high] with low < high, got {ends}")
+        if self.distribution != "none" and not self.huber:
+            raise ValueError("huber must be true with a distribution, which has a loss of its own")
         for name in (EPSILON, "target_rate"):
             low, high = extremes(getattr(self, name))
             if not 0.0 <= low <= high <= 1.0:
                 raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
         if extremes(self.target_rate)[1] == 0:
             raise ValueError("target_rate must be positive, got 0")
+
+    @property
+    def count(self) -> int:
+        """Numbers that the network says of each action."""
+        return {"none": 1, "c51": self.atoms, "quantile": self.quantiles}[self.distribution]
 
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
@@ -88,52 +121,105 @@ class DQNConfig(ReplayConfig):
             problems.append("dqn has one network: network.shared_torso means nothing here")
         return problems
 
+    def gradient_steps(self, run: Any) -> float:
+        """What compiling has to repay: a distribution gains three times as much by it."""
+        return super().gradient_steps(run) * (1 if self.distribution == "none" else 3)
+
 
 def chosen_value(choice: Tensor, judge: Tensor, mask: Tensor | None) -> Tensor:
-    """What `judge` [B, A] says of the best legal action by `choice` [B, A].
+    """What `judge` [B, A] or [B, A, K] says of the best legal action by `choice` [B, A].
 
     Double Q-learning chooses by the network and judges by its target: noise that made an action
     look good in the one is not in the other. Plain Q-learning gives the target as both.
     """
-    best = (choice if mask is None else masked(choice, mask)).argmax(-1, keepdim=True)
-    return judge.gather(-1, best).squeeze(-1)
+    best = (choice if mask is None else masked(choice, mask)).argmax(-1)
+    return of_action(judge, best)
 
 
 def td_target(
     reward: Tensor, steps: Tensor | None, terminated: Tensor, next_value: Tensor, gamma: Tensor
 ) -> Tensor:
-    """Rewards of the window, and what the future is worth where there is one."""
+    """Rewards of the window, and what the future is worth where there is one.
+
+    `next_value` is [B], or [K, B] where the future is K numbers.
+    """
     gain, discount = n_step_return(reward, steps, gamma)
     return gain + discount * torch.where(terminated, 0.0, next_value)
 
 
 def td_loss(value: Tensor, target: Tensor, weight: Tensor | None, *, huber: bool) -> Tensor:
-    """Mean over the rows; importance weights shrink those that are drawn too often."""
+    """Mean over the rows of how far values are from their targets."""
     if huber:
-        loss = smooth_l1_loss(value, target, reduction="none")
-    else:
-        loss = 0.5 * (value - target).square()
+        return weighed_mean(smooth_l1_loss(value, target, reduction="none"), weight)
+    return weighed_mean(0.5 * (value - target).square(), weight)
+
+
+def weighed_mean(loss: Tensor, weight: Tensor | None) -> Tensor:
+    """Over the rows [B]; importance weights shrink those that are drawn too often."""
     return (loss if weight is None else loss * weight).mean()
 
 
+def distribution_loss(
+    model: QNetwork, taken: Tensor, future: Tensor, rows: Batch, gamma: Tensor
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Loss, priority and mean target of each row [B], from raw outputs [B, K] now and after it.
+
+    A target is the distribution of the next action, moved and shrunk as a single value would be.
+    Priorities are what is minimised: the divergence from the target for c51 (Rainbow: the loss
+    without the target's own entropy), the loss itself for quantiles.
+    """
+    window = rows[REWARD], rows.get(STEPS), rows[TERMINATED]
+    if model.distribution == "quantile":
+        goal = td_target(*window, future.T, gamma).T
+        loss = quantile_huber(taken, goal)
+        return loss, loss.detach(), goal.mean(-1), {}
+    atoms, chances = model.atoms(taken), future.softmax(-1)
+    places = td_target(*window, atoms.unsqueeze(-1), gamma).T
+    goal = project(chances, places, atoms)
+    loss, divergence = categorical_loss(taken, goal)
+    outside = torch.where((places < atoms[0]) | (places > atoms[-1]), chances, 0.0).sum(-1)
+    return loss, divergence, goal @ atoms, {"out_of_range": outside.mean()}
+
+
 def dqn_loss(
-    model: QNetwork, rows: Batch, frozen: Frozen, gamma: Tensor, *, double: bool, huber: bool
+    model: QNetwork,
+    rows: Batch,
+    frozen: Frozen,
+    gamma: Tensor,
+    noise: Tensor | None = None,
+    *,
+    double: bool,
+    huber: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one minibatch; `error` is |δ| of each row, before any weight."""
-    values = model(rows[OBS])
-    value = values.gather(-1, rows[ACTION].unsqueeze(-1)).squeeze(-1)
+    """The loss of one minibatch; `error` is |δ| of each row, before any weight, or what a
+    distribution has instead. `noise` [3, …] is for the network now, as it chooses, its target.
+    """
+    own, choosing, judging = (None, None, None) if noise is None else noise.unbind()
+    outputs = model(rows[OBS], own, raw=True)
+    taken = of_action(outputs, rows[ACTION])
     with torch.no_grad():
-        judge = network(frozen, model)(rows[NEXT_OBS])
-        choice = model(rows[NEXT_OBS]) if double else judge
+        judge = network(frozen, model)(rows[NEXT_OBS], judging, raw=True)
+        choice = model(rows[NEXT_OBS], choosing) if double else model.expected(judge)
         future = chosen_value(choice, judge, model.mask(rows[NEXT_OBS]))
-        target = td_target(rows[REWARD], rows.get(STEPS), rows[TERMINATED], future, gamma)
-    loss = td_loss(value, target, rows.get(WEIGHT), huber=huber)
+    extra: dict[str, Tensor] = {}
+    if model.distribution == "none":
+        with torch.no_grad():
+            target = td_target(rows[REWARD], rows.get(STEPS), rows[TERMINATED], future, gamma)
+            error = (target - taken).abs()
+        loss = td_loss(taken, target, rows.get(WEIGHT), huber=huber)
+    else:
+        each, error, target, extra = distribution_loss(model, taken, future, rows, gamma)
+        loss = weighed_mean(each, rows.get(WEIGHT))
     with torch.no_grad():
-        error = (target - value).abs()
+        values = model.expected(outputs)
+        value = taken if values is outputs else of_action(values, rows[ACTION])
         low, high = torch.aminmax(values, dim=-1)
-        means = torch.stack([value, high, high - low, target, error]).mean(-1).unbind()
+        distance = (target - value).abs()
+        means = torch.stack([value, high, high - low, target, distance]).mean(-1).unbind()
+        if (scale := model.noise_scale()) is not None:
+            extra["noise_scale"] = scale
     names = ("q_mean", "q_max", "q_spread", "target", "td_error")
-    return loss, {**dict(zip(names, means, strict=True)), ERROR: error}
+    return loss, {**dict(zip(names, means, strict=True)), **extra, ERROR: error}
 
 
 def policy_entropy(epsilon: float, legal: int) -> float:
@@ -141,6 +227,16 @@ def policy_entropy(epsilon: float, legal: int) -> float:
     other = epsilon / legal
     chances = [1.0 - epsilon + other] + [other] * (legal - 1)
     return sum(chance * math.log(1.0 / chance) for chance in chances if chance > 0)
+
+
+def voted_entropy(votes: Tensor, epsilon: float, legal: Tensor) -> Tensor:
+    """Of a policy that takes the action of one voter, or with a chance of epsilon any, in nats.
+
+    `votes` [V, B] are the actions of V noisy networks, `legal` [B, A] what is allowed.
+    """
+    share = one_hot(votes, legal.shape[-1]).float().mean(0)
+    chances = (1 - epsilon) * share + epsilon * legal / legal.sum(-1, keepdim=True).clamp(min=1)
+    return -torch.xlogy(chances, chances).sum(-1).mean()
 
 
 class DQN(ReplayWorkflow):
@@ -167,7 +263,16 @@ class DQN(ReplayWorkflow):
                 "use ppo, or sac for a Box"
             )
         mode = normalize_mode(run.environment.normalize_obs)
-        self.model = QNetwork(run.network, context.spec, mode, dueling=config.dueling)
+        self.model = QNetwork(
+            run.network,
+            context.spec,
+            mode,
+            dueling=config.dueling,
+            noisy=config.noisy,
+            distribution=config.distribution,
+            count=config.count,
+            value_range=config.value_range,
+        )
         self.model.to(context.device)
         self.normalizes = mode == "running"
         self.target = Target(self.model)
@@ -178,9 +283,10 @@ class DQN(ReplayWorkflow):
             compile=run.compute.compile == "on",
         )
         self.fast = fast_values(self.model)
-        self.epsilon = at(config, 0).epsilon
+        self.epsilon = cast(float, at(config, 0).epsilon)
         self.explore_rng = context.rng.numpy("exploration")
         self.noise_rng = context.rng.torch("exploration")
+        self.learning_noise_rng = context.rng.torch("learning_noise")
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """One."""
@@ -192,7 +298,7 @@ class DQN(ReplayWorkflow):
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """Interact with the epsilon of this step."""
-        self.epsilon = at(self.config, step).epsilon
+        self.epsilon = cast(float, at(self.config, step).epsilon)
         return super().collect_step(step, phase=phase)
 
     def absorb(self, trajectory: Batch) -> None:
@@ -203,24 +309,30 @@ class DQN(ReplayWorkflow):
             self.target.copy_buffers(self.model)
 
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        """The best action; with a chance of epsilon any, for each environment by itself."""
+        """The best action; with a chance of epsilon any, for each environment by itself.
+
+        Noisy layers have fresh noise in every environment and at every step, or none if this is
+        deterministic.
+        """
         if deterministic:
             return Action(self._greedy(obs), state)
-        explores = self.explore_rng.random(first_leaf(obs).shape[0]) < self.epsilon
+        count = first_leaf(obs).shape[0]
+        explores = self.explore_rng.random(count) < self.epsilon
+        noise = self.model.draw_noise((count,), self.noise_rng)
         if not explores.any():
-            return Action(self._greedy(obs), state)
+            return Action(self._greedy(obs, noise), state)
         anything = random_action(self.context.spec.action, obs, self.explore_rng)
         if explores.all():
             return Action(anything, state)
-        return Action(np.where(explores, anything, self._greedy(obs)), state)
+        return Action(np.where(explores, anything, self._greedy(obs, noise)), state)
 
-    def _greedy(self, obs: Any) -> Array:
+    def _greedy(self, obs: Any, noise: Tensor | None = None) -> Array:
         """The best legal actions [N]."""
         if self.fast is not None:
             best: Array = self.fast(obs.numpy()).argmax(-1)
             return best
         with torch.no_grad():
-            values, mask = self.model(obs), self.model.mask(obs)
+            values, mask = self.model(obs, noise), self.model.mask(obs)
             values = values if mask is None else masked(values, mask)
             return values.argmax(-1).numpy(force=True)
 
@@ -232,37 +344,36 @@ class DQN(ReplayWorkflow):
         return Policy(self.decide, weights, self.noise)
 
     def noise(self, steps: int) -> Tensor:
-        """For each decision a number per action, and one that says whether to explore."""
-        columns = self.model.actions + 1
-        size = (steps, self.context.train_environment.num_envs, columns)
-        return torch.rand(size, generator=self.noise_rng)
+        """For each decision a number per action, one that says whether to explore, and noise."""
+        size = (steps, self.context.train_environment.num_envs)
+        drawn = torch.rand((*size, self.model.actions + 1), generator=self.noise_rng)
+        noise = self.model.draw_noise(size, self.noise_rng)
+        return drawn if noise is None else torch.cat([drawn, noise], -1)
 
     def decide(
         self, weights: dict[str, Tensor], obs: Any, noise: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The action that the random numbers choose. Everything it reads is an argument."""
-        weights = dict(weights)
-        explores = noise[..., -1] < weights.pop(EPSILON)
-        best = functional_call(self.model, weights, (obs,)).argmax(-1)
-        return torch.where(explores, noise[..., :-1].argmax(-1), best), {}
+        weights, actions = dict(weights), self.model.actions
+        explores = noise[..., actions] < weights.pop(EPSILON)
+        inputs = (obs, noise[..., actions + 1 :]) if self.config.noisy else (obs,)
+        best = functional_call(self.model, weights, inputs).argmax(-1)
+        return torch.where(explores, noise[..., :actions].argmax(-1), best), {}
 
     def learn(self, rows: Batch, now: DQNConfig) -> Metrics:
         """One gradient step, and the target network's move if it is time."""
         compiled = self.context.config.compute.compile == "on"
         frozen: Frozen = self.target.flat if compiled else self.target.module
-        device = self.context.device
-        metrics = self.optimizer.step(
-            {name: rows[name] for name in USED if name in rows},
-            frozen,
-            scalar(now.gamma, device),
-            learning_rate=scalar(now.learning_rate, device),
-            max_grad_norm=scalar(now.max_grad_norm, device),
-        )
+        noise = self.model.draw_noise((3,), self.learning_noise_rng)
+        last = () if noise is None else (noise,)
+        step = self.optimizer.on(*last, **self.rates(now.learning_rate, now))
+        used = {name: rows[name] for name in USED if name in rows}
+        metrics = step(used, frozen, scalar(now.gamma, self.context.device))
         if self.gradient_steps % now.target_every == 0:
             self.target.follow(self.optimizer.state.flat, now.target_rate)
         del metrics["gradient"]
-        metrics |= {EPSILON: self.epsilon, "entropy": self.entropy(rows[OBS])}
-        return {**metrics, "learning_rate": now.learning_rate}
+        metrics |= {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
+        return metrics if now.noisy else {**metrics, "entropy": self.entropy(rows[OBS])}
 
     def entropy(self, obs: Any) -> float | Tensor:
         """Of the policy that acts, on average where `obs` [B, …] were seen."""
@@ -271,3 +382,16 @@ class DQN(ReplayWorkflow):
             return policy_entropy(self.epsilon, most)
         by_count = [policy_entropy(self.epsilon, max(legal, 1)) for legal in range(most + 1)]
         return torch.tensor(by_count, device=mask.device)[(mask != 0).sum(-1)].mean()
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """The gradient steps; then noisy layers are asked how random they make the policy."""
+        metrics = super().update(batch, phase=phase)
+        if self.config.noisy:
+            obs = map_leaves(lambda leaf: leaf[-1, :ASKED], batch[OBS])
+            noise = self.model.draw_noise((VOTERS, len(first_leaf(obs))), self.learning_noise_rng)
+            with torch.no_grad():
+                values, mask = self.model(obs, noise), self.model.mask(obs)
+            legal = torch.ones_like(values[0]) if mask is None else (mask != 0).float()
+            votes = masked(values, legal).argmax(-1)
+            metrics["entropy"] = voted_entropy(votes, self.epsilon, legal)
+        return metrics

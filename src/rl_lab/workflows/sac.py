@@ -7,7 +7,9 @@ discrete actions the same equations are expectations over all of them, and nothi
 
 Departures from the paper: gradients are clipped, at a norm that only accidents reach; a return of
 several steps leaves out the entropies on its way; critics may be more than two, and the target may
-look at a random few of them (REDQ, Chen et al. 2021, arXiv:2101.05982).
+look at a random few of them (REDQ, Chen et al. 2021, arXiv:2101.05982); critics may be normalised
+and lose units at random (DroQ, Hiraoka et al. 2022, arXiv:2110.02034); the policy may explore by a
+function of the state (gSDE), or be a flow.
 """
 
 import math
@@ -44,20 +46,31 @@ from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.networks.ensemble import QEnsemble
 from rl_lab.networks.fast import fast_actor
 from rl_lab.networks.normalizer import make_normalizer, normalize_mode
-from rl_lab.networks.squashed import SoftActor
+from rl_lab.networks.squashed import ExploringHead, PolicyKind, SoftActor, SoftPolicy
 from rl_lab.workflows.replay import ERROR, ReplayConfig, ReplayWorkflow
 
 Reduce = Literal["min", "mean"]
+MATRIX, AGE = "matrix", "age"  # of gSDE's noise, for each environment
+Masks = tuple[Tensor, ...]  # of the critics' hidden layers: see `Ensemble.masks`
 
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(ReplayConfig):
     """Hyperparameters of SAC. Any float may be a schedule."""
 
+    policy: PolicyKind = option(
+        "gaussian",
+        "continuous actions: gaussian; gsde, whose noise depends on the state and is kept for a "
+        "while; or flow, which may have several hills",
+    )
+    noise_every: int = option(0, "policy gsde: steps until other noise; 0: for whole episodes")
+    couplings: int = option(2, "policy flow: how often the noise is bent (RealNVP)")
     critics: int = option(2, "Q-functions that are trained side by side")
     subset: int | None = option(
         None, "critics drawn at random for each target, which takes their minimum (all if null)"
     )
+    critic_dropout: float = option(0.0, "share of the critics' hidden units left out at random")
+    critic_norm: bool = option(False, "hidden layers of the critics are layer-normalised")
     actor_value: Reduce = option("min", "what the actor makes of the critics: min, or mean")
     temperature: Literal["auto"] | float = option(
         "auto", "weight of the entropy (alpha): auto is learned, a number is fixed"
@@ -83,7 +96,7 @@ class SACConfig(ReplayConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
-        for name in ("critics", "target_every", "actor_every"):
+        for name in ("couplings", "critics", "target_every", "actor_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.subset is not None and not 1 <= self.subset <= self.critics:
@@ -93,6 +106,11 @@ class SACConfig(ReplayConfig):
             value = getattr(self, name)
             if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
                 raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
+        if self.noise_every < 0:
+            raise ValueError(f"noise_every must be 0 or more, got {self.noise_every}")
+        low, high = extremes(self.critic_dropout)
+        if not 0.0 <= low <= high < 1.0:
+            raise ValueError(f"critic_dropout must be in [0, 1), got {low if low < 0 else high:g}")
         if extremes(self.target_rate)[1] > 1:
             raise ValueError(f"target_rate must be at most 1, got {extremes(self.target_rate)[1]}")
         if self.temperature != "auto" and (low := extremes(self.temperature)[0]) < 0:
@@ -110,9 +128,7 @@ class SACConfig(ReplayConfig):
         return 0.0 if run.network.shared_torso else 3 * super().gradient_steps(run)
 
 
-def soft_value(
-    policy: SquashedGaussian | Categorical, critic: Any, noise: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def soft_value(policy: SoftPolicy, critic: Any, noise: Tensor | None) -> tuple[Tensor, Tensor]:
     """Q [B] of what the policy does, and its log π [B]: of one sample, or expected over all."""
     if isinstance(policy, Categorical):
         chances = policy.log_probs.exp()
@@ -143,6 +159,7 @@ def soft_target(
     chosen: Tensor | None,
     gamma: Tensor,
     reward_scale: Tensor,
+    masks: Masks = (),
     *,
     twins: tuple[nn.Module, nn.Module],
 ) -> Tensor:
@@ -151,7 +168,7 @@ def soft_target(
     judge = network(critic, twins[1])
     q, log_prob = soft_value(
         network(actor, twins[0])(next_obs),
-        lambda action: reduced(judge(next_obs, action), "min", chosen),
+        lambda action: reduced(judge(next_obs, action, masks=masks), "min", chosen),
         noise,
     )
     reward, discount = n_step_return(rows[REWARD], rows.get(STEPS), gamma)
@@ -166,10 +183,15 @@ def reduced(q: Tensor, how: Reduce, chosen: Tensor | None = None) -> Tensor:
 
 
 def critic_loss(
-    critic: QEnsemble, obs: Any, action: Tensor, target: Tensor, weight: Tensor | None
+    critic: QEnsemble,
+    obs: Any,
+    action: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    masks: Masks = (),
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Half the squared Bellman error of every critic (eq. 5), rows [B] weighted, summed."""
-    q = critic(obs, action)  # [N, B], or [N, B, actions]
+    q = critic(obs, action, masks=masks)  # [N, B], or [N, B, actions]
     if not critic.of_pairs:
         q = q.gather(-1, action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
     error = q - target
@@ -189,6 +211,7 @@ def actor_loss(
     critic: Frozen,
     noise: Tensor | None,
     alpha: Tensor,
+    masks: Masks = (),
     *,
     how: Reduce,
     twin: QEnsemble,
@@ -196,7 +219,7 @@ def actor_loss(
     """α log π − Q (eq. 7); gradients flow through the action, not into the critics."""
     policy, judge = actor(obs), network(critic, twin)
     q, log_prob = soft_value(
-        policy, lambda action: reduced(judge(obs, action, frozen=True), how), noise
+        policy, lambda action: reduced(judge(obs, action, frozen=True, masks=masks), how), noise
     )
     metrics = {"log_prob": log_prob, "entropy": -log_prob.detach().mean()}
     if isinstance(policy, SquashedGaussian):
@@ -256,9 +279,12 @@ class SAC(ReplayWorkflow):
         run, spec, config = context.config, context.spec, self.config
         mode = normalize_mode(run.environment.normalize_obs)
         self.normalizer = make_normalizer(mode, spec.observation).to(context.device)
-        critic = QEnsemble(run.network, spec, config.critics).to(context.device)
+        critic = QEnsemble(run.network, spec, config.critics, norm=config.critic_norm)
+        critic.to(context.device)
         lent = critic.encoder if run.network.shared_torso else None
-        self.actor = SoftActor(run.network, spec, lent).to(context.device)
+        self.actor = SoftActor(
+            run.network, spec, lent, kind=config.policy, couplings=config.couplings
+        ).to(context.device)
         self.critic, self.target = critic, Target(critic)
         self.temperature = Temperature(config.initial_temperature).to(context.device)
         compiled = run.compute.compile == "on"
@@ -285,13 +311,36 @@ class SAC(ReplayWorkflow):
         if self.fast is not None:
             return Action(self.fast(obs.numpy(), None if deterministic else self.fast_rng), state)
         with torch.no_grad():
-            policy = self.actor(self.normalizer(obs))
+            seen = self.normalizer(obs)
+            if state is not None and not deterministic:
+                return self._explore(seen, state)
+            policy = self.actor(seen)
             if deterministic:
                 return Action(policy.mode(), state)
             if isinstance(policy, Categorical):
                 return Action(policy.sample(self.action_rng), state)
-            noise = torch.empty_like(policy.mean).normal_(generator=self.action_rng)
+            noise = self.noise(obs, self.action_rng)
+            assert noise is not None
             return Action(policy.draw(noise)[0], state)
+
+    def initial_state(self, batch: int) -> Any:
+        """With gSDE, a matrix of noise for each environment, to be drawn at its first step."""
+        if not isinstance(head := self.actor.head, ExploringHead):
+            return None
+        device, size = self.context.device, head.log_std.shape
+        age = torch.zeros(batch, dtype=torch.int64, device=device)
+        return {MATRIX: torch.zeros(batch, *size, device=device), AGE: age}
+
+    def _explore(self, seen: Any, state: Any) -> Action:
+        """Actions of gSDE; a matrix that is old enough makes way for another."""
+        age, every = state[AGE], self.config.noise_every
+        due = age % every == 0 if every else age == 0
+        fresh = torch.empty_like(state[MATRIX]).normal_(generator=self.action_rng)
+        matrix = torch.where(due[:, None, None], fresh, state[MATRIX])
+        head = self.actor.head
+        assert isinstance(head, ExploringHead)
+        action = head.explore(self.actor.encoder(seen), matrix)
+        return Action(action, {MATRIX: matrix, AGE: age + 1})
 
     def absorb(self, trajectory: Batch) -> None:
         """Observation statistics take each fresh frame once."""
@@ -302,11 +351,13 @@ class SAC(ReplayWorkflow):
         obs = self.normalizer(rows[OBS])
         alpha = self.alpha(now)
         target = self.bootstrap(rows, alpha, now)
-        metrics = self._step("critic", now, obs, rows[ACTION], target, rows.get(WEIGHT))
+        masks = self.masks(rows, now)
+        metrics = self._step("critic", now, obs, rows[ACTION], target, rows.get(WEIGHT), masks)
         metrics |= {"target": target.mean(), "alpha": alpha}
         if self.gradient_steps % now.actor_every == 0:
             critic = self.critic_optimizer.frozen()
-            metrics |= self._step("actor", now, obs, critic, self.noise(obs), alpha)
+            inputs = self.noise(obs), alpha, self.masks(rows, now)
+            metrics |= self._step("actor", now, obs, critic, *inputs)
             log_prob = metrics.pop("log_prob")
             if self.temperature_optimizer is not None:
                 metrics |= self._cool(self.temperature_optimizer, log_prob, now)
@@ -326,8 +377,8 @@ class SAC(ReplayWorkflow):
             order = torch.randperm(now.critics, generator=self.noise_rng, device=alpha.device)
             chosen = order[: now.subset]
         noise, device = self.noise(used[NEXT_OBS]), self.context.device
-        gamma, scale = scalar(now.gamma, device), scalar(now.reward_scale, device)
-        target: Tensor = self.soft_target(used, actor, critic, alpha, noise, chosen, gamma, scale)
+        rest = scalar(now.gamma, device), scalar(now.reward_scale, device), self.masks(rows, now)
+        target: Tensor = self.soft_target(used, actor, critic, alpha, noise, chosen, *rest)
         return target
 
     def alpha(self, now: SACConfig) -> Tensor:
@@ -337,13 +388,17 @@ class SAC(ReplayWorkflow):
             return log_alpha.exp()
         return torch.full_like(log_alpha, now.temperature)
 
-    def noise(self, obs: Any) -> Tensor | None:
+    def noise(self, obs: Any, generator: torch.Generator | None = None) -> Tensor | None:
         """Normal numbers for one action per row; discrete actions are not sampled."""
         action, leaf = self.context.spec.action, first_leaf(obs)
         if not isinstance(action, Box):
             return None
         empty = torch.empty(len(leaf), action.size, device=leaf.device)
-        return empty.normal_(generator=self.noise_rng)
+        return empty.normal_(generator=generator or self.noise_rng)
+
+    def masks(self, rows: Batch, now: SACConfig) -> Masks:
+        """Which hidden units of the critics are left out; none if nothing is."""
+        return self.critic.values.masks(len(rows[REWARD]), now.critic_dropout, self.noise_rng)
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """Critics, actor, and a temperature that is learned."""
