@@ -116,6 +116,15 @@ def test_mujoco_draws_without_a_screen():
     env.close()
 
 
+@drawing
+@pytest.mark.parametrize(("kwargs", "camera"), [({}, 0), ({"camera_id": -1}, -1)])
+def test_the_camera_follows_unless_another_was_asked_for(kwargs, camera):
+    """The cheetah's model has one camera, number 0, that moves with it; -1 stands still."""
+    env = make_shown(EnvironmentConfig(id="HalfCheetah-v5", kwargs=kwargs), window=False)
+    assert env.unwrapped.mujoco_renderer.camera_id == camera
+    env.close()
+
+
 def test_mujoco_without_opengl_is_one_line(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(opengl, "is_usable", lambda backend: False)

@@ -21,6 +21,7 @@ from rl_lab.envs.opengl import choose_backend
 from rl_lab.envs.spaces import Frames, action_space
 
 WINDOW, PICTURES = "human", "rgb_array"  # Gymnasium's names
+FOLLOWING = "track"  # a camera of most MuJoCo models; where there is none, the usual one is used
 
 
 def make_shown(config: EnvironmentConfig, *, window: bool) -> gym.Env[Any, Any]:
@@ -35,13 +36,16 @@ def make_shown(config: EnvironmentConfig, *, window: bool) -> gym.Env[Any, Any]:
         only = "can be shown in a window only" if WINDOW in modes else "cannot be shown"
         known = f"it offers {', '.join(modes)}" if modes else "it draws nothing"
         raise UserError(f"'{config.id}' {only}: {known}, and not {PICTURES} (its render_modes)")
+    kwargs: dict[str, Any] = {**config.kwargs, "render_mode": mode}
+    is_mujoco = defined_in(find(config.id)).startswith("gymnasium.envs.mujoco")
+    if is_mujoco and kwargs.get("camera_id") is None:
+        kwargs.setdefault("camera_name", FOLLOWING)  # the usual one stays behind
     if not has_screen():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains
-        if defined_in(find(config.id)).startswith("gymnasium.envs.mujoco"):
+        if is_mujoco:
             choose_backend(config.id)  # its own first choice needs a screen
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*You are trying to use 'human' rendering")
-        kwargs = {**config.kwargs, "render_mode": mode}
         return maker(replace(single, kwargs=kwargs), training=False)()
 
 
