@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from rl_lab.core.compiled import Compiled, _trace
 from rl_lab.orchestration import catalog  # noqa: F401  (declares the built-ins)
 from tiny_runs import tiny_orchestrator
 
@@ -19,3 +22,18 @@ def tiny(tmp_path):
     yield make
     for orchestrator in made:
         orchestrator.close()
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Functions are traced, which refuses whatever is read from outside; the graph is then run."""
+    names = []
+
+    def make(self, leaves, shape):
+        copies = [leaf.detach().clone() for leaf in leaves]
+        graph, out_shape = _trace(self.function, copies, shape, self.name)
+        names.append(self.name)
+        return SimpleNamespace(run=torch.no_grad()(lambda inputs: graph(*inputs))), out_shape
+
+    monkeypatch.setattr(Compiled, "_make", make)
+    return names

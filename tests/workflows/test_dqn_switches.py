@@ -1,7 +1,5 @@
 """DQN with distributions of returns and with noisy layers: by hand, and with everything else."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -18,22 +16,18 @@ from rl_lab.core.batch import (
     TERMINATED,
     WEIGHT,
 )
-from rl_lab.core.compiled import Compiled, _flatten, _trace
+from rl_lab.core.compiled import _flatten, _trace
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.schedule import Schedule
-from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec
-from rl_lab.networks.encoder import AutoEncoderConfig
+from rl_lab.core.spec import Dict, Discrete, EnvSpec
 from rl_lab.networks.fast import fast_values
-from rl_lab.networks.model import HeadConfig, NetworkConfig
 from rl_lab.networks.q import QNetwork
 from rl_lab.orchestration.config import to_tree
 from rl_lab.orchestration.validation import validate
 from rl_lab.workflows.dqn import DQNConfig, dqn_loss, policy_entropy, voted_entropy
 from tiny_runs import tiny_config
+from workflows.test_dqn import GAMMA, PHASE, SMALL, box, network
 
-PHASE = {"name": "train", "type": "online", "step": 0, "progress": 0.0, "buffer": None}
-GAMMA = torch.tensor(0.5)
-SMALL = ["algorithm.learning_starts=64", "algorithm.batch_size=16"]
 C51 = ["algorithm.distribution=c51", "algorithm.atoms=11", "algorithm.value_range=[-5, 5]"]
 QUANTILE = ["algorithm.distribution=quantile", "algorithm.quantiles=7"]
 NOISY = ["algorithm.noisy=true", "network.critic.hidden_dims=[8]"]
@@ -46,16 +40,6 @@ SWITCHES = {
     "quantile dueling noisy plain": [*QUANTILE, *NOISY, DUELING, "algorithm.double=false"],
 }
 every_switch = pytest.mark.parametrize("words", SWITCHES.values(), ids=SWITCHES)
-
-
-def box(size: int) -> Box:
-    low = np.full(size, -np.inf, np.float32)
-    return Box((size,), np.dtype(np.float32), low, -low)
-
-
-def network(*hidden: int, head: tuple[int, ...] = ()) -> NetworkConfig:
-    encoder = AutoEncoderConfig(hidden_dims=list(hidden), activation="relu")
-    return NetworkConfig(encoder=encoder, memory=None, critic=HeadConfig(hidden_dims=list(head)))
 
 
 def table(outputs: list, **options: object) -> QNetwork:
@@ -343,21 +327,6 @@ def minibatches(count: int, size: int = 8, seed: int = 0) -> dict:
         NEXT_OBS: torch.randn(*shape, 4, generator=generator),
         WEIGHT: torch.rand(shape, generator=generator),
     }
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Functions are traced, which refuses whatever is read from outside; the graph is then run."""
-    names = []
-
-    def make(self, leaves, shape):
-        copies = [leaf.detach().clone() for leaf in leaves]
-        graph, out_shape = _trace(self.function, copies, shape, self.name)
-        names.append(self.name)
-        return SimpleNamespace(run=torch.no_grad()(lambda inputs: graph(*inputs))), out_shape
-
-    monkeypatch.setattr(Compiled, "_make", make)
-    return names
 
 
 @every_switch

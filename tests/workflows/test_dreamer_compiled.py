@@ -1,11 +1,7 @@
 """Dreamer's updates as a compiler sees them: pure functions, and the same numbers as eagerly."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-
-from rl_lab.core.compiled import Compiled, _trace
 
 SIZES = {
     "deter": 8,
@@ -20,21 +16,6 @@ SIZES = {
     "train_every": 4,
     "replay_ratio": 0.125,
 }
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Functions are traced, which refuses whatever is read from outside; the graph is then run."""
-    names = []
-
-    def make(self, leaves, shape):
-        copies = [leaf.detach().clone() for leaf in leaves]
-        graph, out_shape = _trace(self.function, copies, shape, self.name)
-        names.append(self.name)
-        return SimpleNamespace(run=torch.no_grad()(lambda inputs: graph(*inputs))), out_shape
-
-    monkeypatch.setattr(Compiled, "_make", make)
-    return names
 
 
 @pytest.mark.parametrize(
