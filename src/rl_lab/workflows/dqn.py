@@ -83,7 +83,9 @@ class DQNConfig(ReplayConfig):
         "none", "of returns: none (only their mean), c51 (fixed atoms) or quantile (QR-DQN)"
     )
     atoms: int = option(51, "c51: values that a return may have, equally far from each other")
-    value_range: list[float] = option([-10.0, 10.0], "c51: the first atom and the last one")
+    value_range: list[float] = option(
+        [-10.0, 10.0], "c51: the first atom and the last one", fixed=True
+    )
     quantiles: int = option(50, "quantile: how many; 200 in the paper, for Atari")
     noisy: bool = option(False, "layers of the heads have learned noise, which explores")
     target_every: int = option(500, "gradient steps between two moves of the target network")
