@@ -240,7 +240,8 @@ def test_a_number_that_cannot_follow_a_schedule_says_so_before_the_run(tmp_path,
     try:
         tiny_run(tmp_path, *words(name, home(name), *short))
     except ConfigError as error:
-        assert str(error).startswith(f"algorithm.{key}: must be a number, got")
+        kind = "list" if key == "value_range" else "number"
+        assert str(error).startswith(f"algorithm.{key}: must be a {kind}, got")
         assert list(tmp_path.iterdir()) == []
 
 
