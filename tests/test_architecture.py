@@ -35,6 +35,7 @@ LAYERS: dict[str, set[str]] = {
         "planning",
         "workflows.base",
         "workflows.earning",
+        "workflows.greedy",
         "workflows.worlds",
         "workflows.replay",
         "workflows.actor_critic",

@@ -176,6 +176,25 @@ def test_the_shape_and_the_types():
     assert (batch["obs"]["camera"][:, :, :, 0] == batch["obs"]["camera"][:, :1, :, 0]).all()
 
 
+def test_burn_in_is_marked_until_an_episode_begins():
+    buffer = sequence(num_envs=1, burn_in=3)
+    buffer.add(by_hand(8, terminated=[2], reset=[3]))  # frames 0 1 2 3' | 3 4 5 6 7
+    batch = buffer.sequences(300, 4)
+    begins = [tuple(map(bool, each)) for each in batch["reset"][0].T]
+    marked = [tuple(map(bool, each)) for each in batch["burn_in"][0].T]
+    yes, no = True, False
+    assert dict(zip(begins, marked, strict=True)) == {
+        (yes, no, no, no): (no, no, no, no),
+        (no, yes, no, no): (yes, no, no, no),
+        (no, no, yes, no): (yes, yes, no, no),
+        (no, no, no, yes): (yes, yes, yes, no),
+        (no, no, no, no): (yes, yes, yes, no),
+    }
+    with pytest.raises(UserError, match="a window of 3 frames has none left after a burn_in of 3"):
+        buffer.sequences(2, 3)
+    assert "burn_in" not in sequence(num_envs=1).marked({"reset": batch["reset"]})
+
+
 def test_every_window_is_equally_likely():
     stream = Stream(2, seed=3)
     for within in (False, True):

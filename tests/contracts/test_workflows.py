@@ -43,12 +43,14 @@ SMALL = {
     "sql": [*REPLAY, "value_particles=4", "kernel_particles=4"],
     **{name: [*WORLD, "horizon=3"] for name in DREAMERS},
     "planet": [*WORLD, *PLANNER],
+    "r2d2": ["learning_starts=32", "batch_size=3", "batch_length=14", "train_every=16"],
     **{name: ["rollout_steps=16"] for name in HOMES if name != "sql"},
     "brownian": ["collect_steps=16"],
     "world_models": [f"{name}={value}" for name, value in WORLD_MODELS.items()],
 }
 ROOM = {
-    name: ["buffers.replay.capacity=256"] for name in ("dqn", "sac", "sql", "planet", *DREAMERS)
+    name: ["buffers.replay.capacity=256"]
+    for name in ("dqn", "r2d2", "sac", "sql", "planet", *DREAMERS)
 }
 ROOM["world_models"] = ["buffers.replay.capacity=256", ONE]  # its own phases are long
 

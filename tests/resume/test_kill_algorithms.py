@@ -43,6 +43,10 @@ REST = {
         *PRIORITIZED,
     ],
     "dqn quantile": ["CartPole-v1:random", "algorithm.name=dqn", *REPLAY, QUANTILE],
+    "r2d2": [
+        *("CartPole-v1:random", "algorithm.name=r2d2", "algorithm.batch_length=14"),
+        *("network.memory.hidden_dim=8", *REPLAY),
+    ],
     "dqn her": ["PointGoalDiscrete-v0:random", "algorithm.name=dqn", *REPLAY, *HER],
     "sac gsde droq": [
         "Pendulum-v1:random",

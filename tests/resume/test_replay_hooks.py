@@ -1,4 +1,4 @@
-"""DQN and SAC with noise of their own, stopped between their hooks: each time they end the same.
+"""DQN and SAC with noise of their own, R2D2 with a memory: stopped between hooks they end the same.
 
 The noise of actions and of gradient steps must go on where it was, also after an evaluation in
 mid-cycle.
@@ -34,6 +34,10 @@ VARIANTS = {
     "quantile": [*DQN, "algorithm.distribution=quantile", "algorithm.quantiles=7"],
     "noisy": [*DQN, "algorithm.noisy=true", "algorithm.dueling=true"],
     "noisy c51": [*DQN, "algorithm.noisy=true", "network.critic.hidden_dims=[8]", *C51],
+    "memory": [
+        *("CartPole-v1:random", "algorithm.name=r2d2", "algorithm.batch_length=8"),
+        *("buffers.replay.burn_in=3", "network.memory.hidden_dim=8"),
+    ],
     "gsde": [*SAC, "algorithm.policy=gsde", "algorithm.noise_every=5"],
     "flow droq": [
         *SAC,

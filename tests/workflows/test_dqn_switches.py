@@ -24,7 +24,8 @@ from rl_lab.networks.fast import fast_values
 from rl_lab.networks.q import QNetwork
 from rl_lab.orchestration.config import to_tree
 from rl_lab.orchestration.validation import validate
-from rl_lab.workflows.dqn import DQNConfig, dqn_loss, policy_entropy, voted_entropy
+from rl_lab.workflows.dqn import DQNConfig, dqn_loss, voted_entropy
+from rl_lab.workflows.greedy import policy_entropy
 from tiny_runs import tiny_config
 from workflows.test_dqn import GAMMA, PHASE, SMALL, box, network
 

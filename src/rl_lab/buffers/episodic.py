@@ -1,9 +1,6 @@
 """Episode replay: finished episodes, each as likely as any other, however long it was.
 
-Windows lie in one episode. One that begins in mid-episode starts with rows that are meant to warm a
-memory up (Kapturowski et al. 2019, R2D2): BURN_IN is True there. It is up to the algorithm to learn
-nothing from them; none of ours looks at it. One that begins with its episode needs none: what a
-memory starts with is exact there.
+Windows lie in one episode.
 """
 
 from dataclasses import dataclass
@@ -12,18 +9,17 @@ import numpy as np
 
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.buffers.streams import Positions, Stretches
-from rl_lab.core.batch import BURN_IN, MASK, RESET, Batch
+from rl_lab.core.batch import MASK, Batch
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodesConfig(SequenceConfig):
-    """How episodes are chosen, and how much of a window is for warming up."""
+    """How episodes are chosen."""
 
     type: str = option("episodes", "finished episodes, each equally likely whatever its length")
     within_episodes: bool = option(True, "always: a window lies in one episode")
-    burn_in: int = option(0, "frames of a window to warm a memory up; for algorithms of your own")
     recent_ratio: float = option(0.0, "share of every batch that comes from the newest episodes")
     recent: int = option(10, "how many episodes are the newest ones")
 
@@ -32,8 +28,6 @@ class EpisodesConfig(SequenceConfig):
         super().__post_init__()
         if not self.within_episodes:
             raise ValueError("within_episodes must be true for episodes, got false")
-        if self.burn_in < 0:
-            raise ValueError(f"burn_in must not be negative, got {self.burn_in}")
         if not 0.0 <= self.recent_ratio <= 1.0:
             raise ValueError(f"recent_ratio must be in [0, 1], got {self.recent_ratio}")
         if self.recent < 1:
@@ -52,19 +46,11 @@ class EpisodeReplay(SequenceReplay):
         return Stretches(env[whole], first[whole], stop[whole])
 
     def sequences(self, batch_size: int, length: int, count: int = 1) -> Batch:
-        """`count` batches of windows at once, [count, length, batch_size, …], with BURN_IN."""
-        if length <= self.config.burn_in:
-            raise UserError(
-                f"a window of {length} frames has none left after a burn_in of "
-                f"{self.config.burn_in}: take longer windows"
-            )
+        """`count` batches of windows at once, [count, length, batch_size, …]."""
         chosen = self._choose(batch_size, count, length)
         room = chosen.stop - chosen.first - length + 1
         first = chosen.first + self.setup.rng.integers(room)
-        batch = self.read_windows(chosen.env, first, length, count)
-        warming = np.arange(length).reshape(1, -1, 1) < self.config.burn_in
-        batch[BURN_IN] = self.as_tensor(warming) & ~batch[RESET][:, :1]
-        return batch
+        return self.marked(self.read_windows(chosen.env, first, length, count))
 
     def episodes(self, batch_size: int, count: int = 1) -> Batch:
         """`count` batches of whole episodes, [count, longest, batch_size, …].

@@ -1,15 +1,18 @@
-"""Sequence replay: windows of consecutive frames, for world models.
+"""Sequence replay: windows of consecutive frames, for world models and memories.
 
 A window has one row for every FRAME, the final frames of episodes included. A row says how its
 frame was reached: PREVIOUS_ACTION, REWARD (both 0 where RESET: an episode begins), and whether it
 was the last one: TERMINATED if there is no future, TRUNCATED if it was only not played. A window
-may begin in mid-episode, and it may lead from one episode into the next.
+may begin in mid-episode, and it may lead from one episode into the next. The first rows of one that
+begins in mid-episode can be set apart to warm a memory up (Kapturowski et al. 2019, R2D2): BURN_IN
+is True there, and it is up to the algorithm to learn nothing from them.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from rl_lab.buffers.latents import NOWHERE, Latents
@@ -17,6 +20,7 @@ from rl_lab.buffers.replay import UniformConfig, UniformReplay
 from rl_lab.buffers.streams import Positions, Streams, Stretches
 from rl_lab.core.batch import (
     ACTION,
+    BURN_IN,
     INDEX,
     LATENT,
     OBS,
@@ -44,12 +48,15 @@ class SequenceConfig(UniformConfig):
     within_episodes: bool = option(False, "no window leads from one episode into the next")
     online: bool = option(False, "each new stretch of frames is given once before any random one")
     latents: bool = option(False, "keep a recurrent state with every frame, as learning leaves it")
+    burn_in: int = option(0, "first frames of a window, which only warm a memory up")
 
     def __post_init__(self) -> None:
         """Values that cannot be, alone or together."""
         super().__post_init__()
         if self.online and self.within_episodes:
             raise ValueError("online must be false where within_episodes is true, got true")
+        if self.burn_in < 0:
+            raise ValueError(f"burn_in must not be negative, got {self.burn_in}")
 
 
 class SequenceReplay(UniformReplay):
@@ -105,10 +112,25 @@ class SequenceReplay(UniformReplay):
 
         With `latents`, INDEX says where states are stored, and LATENT [count, batch_size, D] is the
         state before the first frame of each window, zeros if there is none (missing until there
-        is any).
+        is any). With `burn_in`, BURN_IN says which rows only warm a memory up.
         """
         env, first = self.draw_windows(batch_size * count, length)
-        return self.read_windows(env, first, length, count)
+        return self.marked(self.read_windows(env, first, length, count))
+
+    def marked(self, windows: Batch) -> Batch:
+        """With BURN_IN [count, length, batch_size], if there is any.
+
+        Rows after the beginning of an episode need none: what a memory starts with is exact there.
+        """
+        if not (burn_in := self.config.burn_in):
+            return windows
+        begun = windows[RESET].cumsum(1) > 0
+        if begun.shape[1] <= burn_in:
+            raise UserError(
+                f"a window of {begun.shape[1]} frames has none left after a burn_in of {burn_in}: "
+                "take longer windows"
+            )
+        return {**windows, BURN_IN: ~begun & (torch.arange(begun.shape[1]) < burn_in)[:, None]}
 
     def newest(self, length: int) -> Batch | None:
         """The newest window of one episode, [length, 1, …], for looking: nothing is drawn.

@@ -22,8 +22,8 @@ from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 class QNetwork(nn.Module):
     """The value of every action [..., A] of a Discrete space. Heads are made as `network.critic`.
 
-    Dueling: Q = V + A − mean(A), so that V and A cannot trade a constant with each other; of a
-    distribution, for each of its `count` atoms or quantiles by itself (Rainbow, Hessel et al.).
+    Dueling of a distribution is for each of its `count` atoms or quantiles by itself (Rainbow,
+    Hessel et al.).
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class QNetwork(nn.Module):
         self.normalizer = make_normalizer(normalize_obs, spec.observation)
         self.encoder = make_encoder(config.encoder, spec.observation)
         width: Any = self.encoder.out_dim
-        self.advantage = _head(config.critic, width, self.actions * count, noisy)
-        self.value = _head(config.critic, width, count, noisy) if dueling else None
+        self.advantage = q_head(config.critic, width, self.actions * count, noisy=noisy)
+        self.value = q_head(config.critic, width, count, noisy=noisy) if dueling else None
         heads = [self.advantage] if self.value is None else [self.advantage, self.value]
         self.noise_sizes = [noise_size(head) for head in heads]
 
@@ -67,7 +67,7 @@ class QNetwork(nn.Module):
         if self.value is not None:
             value = through(self.value, features, parts[1])
             value = value if actions == -1 else value.unsqueeze(actions)
-            outputs = value + outputs - outputs.mean(actions, keepdim=True)
+            outputs = duel(value, outputs, actions)
         return outputs if raw else self.expected(outputs)
 
     def expected(self, outputs: Tensor) -> Tensor:
@@ -100,7 +100,13 @@ class QNetwork(nn.Module):
         return cat([each.abs().flatten() for each in scales]).mean() if scales else None
 
 
-def _head(config: HeadConfig, in_dim: int, out_dim: int, noisy: bool) -> nn.Sequential:
+def duel(value: Tensor, advantage: Tensor, axis: int = -1) -> Tensor:
+    """Q = V + A − mean(A) over actions, so that V and A cannot trade a constant with each other."""
+    return value + advantage - advantage.mean(axis, keepdim=True)
+
+
+def q_head(config: HeadConfig, in_dim: int, out_dim: int, *, noisy: bool = False) -> nn.Sequential:
+    """Layers made as `network.critic` says."""
     widths = [in_dim, *config.hidden_dims]
     if not noisy:
         hidden = mlp(in_dim, config.hidden_dims, config.activation)

@@ -23,6 +23,7 @@ BUILT_INS = {
         "planet": "rl_lab.workflows.planet:PlaNet",
         "ppo": "rl_lab.workflows.ppo:PPO",
         "q_learning": "rl_lab.workflows.tabular:QLearning",
+        "r2d2": "rl_lab.workflows.r2d2:R2D2",
         "random": "rl_lab.workflows.random:RandomWorkflow",
         "sac": "rl_lab.workflows.sac:SAC",
         "sarsa": "rl_lab.workflows.tabular:Sarsa",

@@ -41,7 +41,7 @@ from rl_lab.core.optim import FlatOptimizer, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import n_step_return
-from rl_lab.core.schedule import Schedule, at, extremes
+from rl_lab.core.schedule import at
 from rl_lab.core.spec import Discrete
 from rl_lab.core.target import Frozen, Target, network
 from rl_lab.core.tree import first_leaf, map_leaves
@@ -55,11 +55,17 @@ from rl_lab.core.value_distributions import (
 from rl_lab.networks.fast import fast_values
 from rl_lab.networks.normalizer import normalize_mode
 from rl_lab.networks.q import QNetwork
+from rl_lab.workflows.earning import require_chances, require_positive
+from rl_lab.workflows.greedy import (
+    EPSILON,
+    FADING,
+    absorb_frames,
+    chosen_value,
+    greedy_entropy,
+)
 from rl_lab.workflows.replay import ERROR, ReplayConfig, ReplayWorkflow
 
 USED = (OBS, ACTION, REWARD, TERMINATED, NEXT_OBS, STEPS, WEIGHT)  # of a minibatch
-EPSILON = "epsilon"
-FADING = Schedule(start=1.0, end=0.05, finish=0.2)  # epsilon, where nothing else explores
 VOTERS, ASKED = 16, 32  # noisy networks, and rows of a batch, that tell how random the policy is
 
 
@@ -104,12 +110,8 @@ class DQNConfig(ReplayConfig):
             raise ValueError(f"value_range must be [low, high] with low < high, got {ends}")
         if self.distribution != "none" and not self.huber:
             raise ValueError("huber must be true with a distribution, which has a loss of its own")
-        for name in (EPSILON, "target_rate"):
-            low, high = extremes(getattr(self, name))
-            if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
-        if extremes(self.target_rate)[1] == 0:
-            raise ValueError("target_rate must be positive, got 0")
+        require_chances(self, EPSILON, "target_rate")
+        require_positive(self, "target_rate")
 
     @property
     def count(self) -> int:
@@ -126,16 +128,6 @@ class DQNConfig(ReplayConfig):
     def gradient_steps(self, run: Any) -> float:
         """What compiling has to repay: a distribution gains three times as much by it."""
         return super().gradient_steps(run) * (1 if self.distribution == "none" else 3)
-
-
-def chosen_value(choice: Tensor, judge: Tensor, mask: Tensor | None) -> Tensor:
-    """What `judge` [B, A] or [B, A, K] says of the best legal action by `choice` [B, A].
-
-    Double Q-learning chooses by the network and judges by its target: noise that made an action
-    look good in the one is not in the other. Plain Q-learning gives the target as both.
-    """
-    best = (choice if mask is None else masked(choice, mask)).argmax(-1)
-    return of_action(judge, best)
 
 
 def td_target(
@@ -224,13 +216,6 @@ def dqn_loss(
     return loss, {**dict(zip(names, means, strict=True)), **extra, ERROR: error}
 
 
-def policy_entropy(epsilon: float, legal: int) -> float:
-    """Of the epsilon-greedy policy where so many actions are legal, in nats. One is the best."""
-    other = epsilon / legal
-    chances = [1.0 - epsilon + other] + [other] * (legal - 1)
-    return sum(chance * math.log(1.0 / chance) for chance in chances if chance > 0)
-
-
 def voted_entropy(votes: Tensor, epsilon: float, legal: Tensor) -> Tensor:
     """Of a policy that takes the action of one voter, or with a chance of epsilon any, in nats.
 
@@ -306,9 +291,7 @@ class DQN(ReplayWorkflow):
     def absorb(self, trajectory: Batch) -> None:
         """Observation statistics take each fresh frame once; the target sees by the same ones."""
         if self.normalizes:
-            seen = map_leaves(lambda leaf: leaf.cpu().numpy(), trajectory[OBS])
-            self.model.normalizer.absorb(seen)
-            self.target.copy_buffers(self.model)
+            absorb_frames(self.model, self.target, trajectory[OBS])
 
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """The best action; with a chance of epsilon any, for each environment by itself.
@@ -375,15 +358,10 @@ class DQN(ReplayWorkflow):
             self.target.follow(self.optimizer.state.flat, now.target_rate)
         del metrics["gradient"]
         metrics |= {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
-        return metrics if now.noisy else {**metrics, "entropy": self.entropy(rows[OBS])}
-
-    def entropy(self, obs: Any) -> float | Tensor:
-        """Of the policy that acts, on average where `obs` [B, …] were seen."""
-        mask, most = self.model.mask(obs), self.model.actions
-        if mask is None:
-            return policy_entropy(self.epsilon, most)
-        by_count = [policy_entropy(self.epsilon, max(legal, 1)) for legal in range(most + 1)]
-        return torch.tensor(by_count, device=mask.device)[(mask != 0).sum(-1)].mean()
+        if not now.noisy:
+            mask = self.model.mask(rows[OBS])
+            metrics["entropy"] = greedy_entropy(self.epsilon, self.model.actions, mask)
+        return metrics
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """The gradient steps; then noisy layers are asked how random they make the policy."""

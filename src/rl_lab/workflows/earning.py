@@ -22,12 +22,15 @@ from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import extremes
 from rl_lab.workflows.base import Workflow
 
+LONGEST = 32  # frames of sequences that are worth compiling: a memory is unrolled
+
 
 @dataclass(frozen=True, kw_only=True)
 class EarningConfig:
     """When to learn, and from how much. Any float may be a schedule."""
 
     keeps_states: ClassVar[bool] = False  # in the buffer, beside the frames they belong to
+    warms_up: ClassVar[bool] = False  # a memory, by the first frames of a sequence
     batch_size: int = option(256, "transitions of one gradient step")
     replay_ratio: float = option(
         1.0,
@@ -46,9 +49,7 @@ class EarningConfig:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.learning_starts < 0:
             raise ValueError(f"learning_starts must be 0 or more, got {self.learning_starts}")
-        low, high = extremes(self.gamma)
-        if not 0.0 <= low <= high <= 1.0:
-            raise ValueError(f"gamma must be in [0, 1], got {low if low < 0 else high:g}")
+        require_chances(self, "gamma")
         require_positive(self, "max_grad_norm")
         if (low := extremes(self.replay_ratio)[0]) < 0:
             raise ValueError(f"replay_ratio must be 0 or more, got {low:g}")
@@ -56,8 +57,8 @@ class EarningConfig:
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = []
-        if run.network.memory.type != "none":
-            problems.append(f"network.memory has no use here: {self.memory_problem()}")
+        if run.network.memory.type != "none" and (reason := self.memory_problem()):
+            problems.append(f"network.memory has no use here: {reason}")
         if run.environment.normalize_reward:
             problems.append(
                 "environment.normalize_reward would change rewards that are in a buffer already: "
@@ -75,15 +76,15 @@ class EarningConfig:
                 problems.append(
                     f"buffers.{name}.latents must be false: {run.algorithm.name} keeps no states"
                 )
-            if getattr(buffer, "burn_in", 0):
+            if getattr(buffer, "burn_in", 0) and not self.warms_up:
                 problems.append(
                     f"buffers.{name}.burn_in must be 0: {run.algorithm.name} learns from every row"
                 )
         return problems
 
     def memory_problem(self) -> str:
-        """Why `network.memory` would do nothing."""
-        return "minibatches are single transitions"
+        """Why `network.memory` would do nothing, if so."""
+        return "minibatches are single transitions (r2d2 and ppo learn with a memory)"
 
     def rows_needed(self) -> tuple[str, int]:
         """Rows that a buffer must have room for, and the option that says so."""
@@ -224,6 +225,14 @@ def window_problems(run: Any, option_name: str, frames: int) -> list[str]:
                 f"{(frames + 1) * count}"
             )
     return found
+
+
+def require_chances(config: Any, *names: str) -> None:
+    """Refuse options, or schedules of them, that are ever outside of [0, 1]."""
+    for name in names:
+        low, high = extremes(getattr(config, name))
+        if not 0.0 <= low <= high <= 1.0:
+            raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
 
 
 def require_positive(config: Any, *names: str) -> None:

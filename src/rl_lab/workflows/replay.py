@@ -13,10 +13,16 @@ import torch
 from rl_lab.core.batch import INDEX, Batch, Metrics
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
 from rl_lab.core.tree import first_leaf, picked
 from rl_lab.workflows.base import LearnsFrom
-from rl_lab.workflows.earning import EarningConfig, EarningWorkflow, averages, require_positive
+from rl_lab.workflows.earning import (
+    EarningConfig,
+    EarningWorkflow,
+    averages,
+    require_chances,
+    require_positive,
+)
 
 ERROR = "error"  # |TD error| of each row, from `learn`: the new priority of a prioritized buffer
 
@@ -36,9 +42,7 @@ class ReplayConfig(EarningConfig):
         super().__post_init__()
         if self.n_step < 1:
             raise ValueError(f"n_step must be at least 1, got {self.n_step}")
-        low, high = extremes(self.importance_beta)
-        if not 0.0 <= low <= high <= 1.0:
-            raise ValueError(f"importance_beta must be in [0, 1], got {low if low < 0 else high:g}")
+        require_chances(self, "importance_beta")
         require_positive(self, "learning_rate")
 
     def check(self, run: Any) -> list[str]:

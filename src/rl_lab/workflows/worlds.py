@@ -20,9 +20,8 @@ from rl_lab.networks.dreaming import CONTINUES, SEEN, foresight_pictures
 from rl_lab.networks.rssm import State
 from rl_lab.networks.worlds import WorldModel, WorldModelConfig
 from rl_lab.workflows.base import LearnsFrom
-from rl_lab.workflows.earning import EarningConfig, EarningWorkflow, window_problems
+from rl_lab.workflows.earning import LONGEST, EarningConfig, EarningWorkflow, window_problems
 
-LONGEST = 32  # frames of sequences that are worth compiling
 BELIEF = ("deter", "stoch")  # of a state: where the model thinks it is
 
 
