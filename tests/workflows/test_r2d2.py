@@ -11,6 +11,7 @@ import space_envs  # noqa: F401  (registers its worlds)
 from rl_lab.core.batch import (
     ACTION_MASK,
     BURN_IN,
+    INDEX,
     LATENT,
     OBS,
     PREVIOUS_ACTION,
@@ -140,23 +141,24 @@ def test_nothing_is_learned_at_the_end_of_an_episode_nor_while_warming_up():
 def test_a_sequence_is_repeated_steps_and_knows_nothing_of_other_episodes(memory, dueling):
     network, rows = model(memory, dueling=dueling), windows()
     state = network.initial_state(3)
-    along = network(rows[OBS], rows[PREVIOUS_ACTION], state, rows[RESET])
+    along, after = network(rows[OBS], rows[PREVIOUS_ACTION], state, rows[RESET])
     for t in range(7):
         begins = rows[RESET][t][:, None]
         state = {name: each * ~begins for name, each in state.items()}
         previous = torch.nn.functional.one_hot(rows[PREVIOUS_ACTION][t], 3) * ~begins
         values, state = network.step(rows[OBS][t], previous.float(), state)
         torch.testing.assert_close(values, along[t], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(after, state, atol=1e-6, rtol=1e-5)
     rows[OBS][:3, 0], rows[PREVIOUS_ACTION][:4, 0] = 100.0, 2  # row 3 begins an episode
-    changed = network(rows[OBS], rows[PREVIOUS_ACTION], network.initial_state(3), rows[RESET])
+    changed, _ = network(rows[OBS], rows[PREVIOUS_ACTION], network.initial_state(3), rows[RESET])
     assert torch.equal(changed[3:], along[3:]) and not torch.equal(changed[:3], along[:3])
 
 
 def test_the_memory_sees_the_last_action():
     network, rows = model(), windows()
-    first = network(rows[OBS], rows[PREVIOUS_ACTION], network.initial_state(3), rows[RESET])
+    first, _ = network(rows[OBS], rows[PREVIOUS_ACTION], network.initial_state(3), rows[RESET])
     rows[PREVIOUS_ACTION][1, 1] = (rows[PREVIOUS_ACTION][1, 1] + 1) % 3
-    second = network(rows[OBS], rows[PREVIOUS_ACTION], network.initial_state(3), rows[RESET])
+    second, _ = network(rows[OBS], rows[PREVIOUS_ACTION], network.initial_state(3), rows[RESET])
     differs = (first != second).any(-1)
     assert differs[1:4, 1].all() and differs.sum() == 3  # its own row and the rest of the episode
 
@@ -185,7 +187,7 @@ def test_the_loss_of_windows_row_by_row(double, masked):
         network, rows, start, target, torch.tensor(0.9), **{**LOSS, "double": double}
     )
     seen = (rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
-    ours, theirs = network(*seen).detach().double(), target(*seen).detach().double()
+    ours, theirs = (each(*seen)[0].detach().double() for each in (network, target))
     errors, actions = [], []
     for t in range(2, 6):
         for column in range(3):
@@ -266,13 +268,13 @@ def test_a_window_goes_on_from_where_acting_stood(tiny, memory):
     inside = rows[LATENT].abs().sum(-1) > 0  # the window begins in mid-episode
     assert inside.any() and not inside.all()
     start = unpacked(rows[LATENT], workflow.model.initial_state(200))
-    new = torch.from_numpy(np.isin(rows["index"][0], np.arange(300, 512)))
+    new = torch.from_numpy(np.isin(rows[INDEX][0], np.arange(300, 512)))
     with torch.no_grad():
-        values = workflow.model(rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
+        values, _ = workflow.model(rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
     done = ~(rows[TERMINATED] | rows[TRUNCATED])[:-1] & (new & inside)
     best, taken = values[:-1].argmax(-1)[done], rows[PREVIOUS_ACTION][1:][done]
     assert len(set(taken.tolist())) == 2 and torch.equal(best, taken)
-    forgotten = workflow.model(
+    forgotten, _ = workflow.model(
         rows[OBS], rows[PREVIOUS_ACTION], workflow.model.initial_state(200), rows[RESET]
     )
     assert not torch.equal(forgotten, values)
@@ -297,11 +299,32 @@ def test_learning_begins_with_the_stored_state(tiny):
     rows = picked(orchestrator.buffers["replay"].sequences(4, 8), 0)
     saved, losses = workflow.learned_state(), []
     for latent in (rows[LATENT], rows[LATENT] + 1, torch.zeros(4, 8), None):
-        own = {name: each for name, each in rows.items() if name not in (LATENT, "index")}
+        own = {name: each for name, each in rows.items() if name != LATENT}
         own |= {} if latent is None else {LATENT: latent}
         losses.append(float(workflow.learn(own, workflow.config)["loss"]))
         workflow.restore_learned(saved)
     assert len(set(losses)) == 3 and losses[2] == losses[3]
+
+
+def test_replayed_windows_leave_their_last_state_in_the_buffer(tiny):
+    orchestrator = tiny("CartPole-v1:r2d2_lstm", *SMALL)
+    play(orchestrator, 256)
+    workflow, buffer = orchestrator.workflow, orchestrator.buffers["replay"]
+    batch = buffer.sequences(4, 8, 2)
+    before, rows = buffer.latents.values.copy(), picked(batch, 0)
+    start = unpacked(rows[LATENT], workflow.model.initial_state(4))
+    with torch.no_grad():
+        _, after = workflow.model(rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
+    workflow.update(batch, phase={**PHASE, "type": "offline"})
+    changed = np.flatnonzero((before != buffer.latents.values).any(-1))
+    last = batch[INDEX][:, -1]
+    assert set(changed) == set((last[last >= 0] % buffer.ring.capacity).tolist())
+    first = [at for at, number in enumerate(last[0].tolist()) if number >= 0]
+    first = [at for at in first if last[0, at] not in last[1]]
+    assert first  # states of the first gradient step, before its weights moved
+    numbers = last[0, first].numpy() % buffer.ring.capacity
+    found = torch.from_numpy(buffer.latents.values[numbers])
+    torch.testing.assert_close(found, packed(after)[first], atol=1e-6, rtol=1e-5)
 
 
 def test_the_target_is_copied_when_it_is_time(tiny):
@@ -423,7 +446,7 @@ def told_values(workflow: Any) -> np.ndarray:
     resets[0] = True
     with torch.no_grad():
         start = workflow.model.initial_state(2)
-        values = workflow.model(obs, torch.zeros(WAIT + 1, 2, dtype=torch.long), start, resets)
+        values, _ = workflow.model(obs, torch.zeros(WAIT + 1, 2, dtype=torch.long), start, resets)
     return restored(values).transpose(0, 1).numpy()
 
 

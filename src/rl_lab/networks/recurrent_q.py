@@ -54,11 +54,17 @@ class RecurrentQNetwork(nn.Module):
         features, state = self.memory.step(seen, state)
         return self._values(features), state
 
-    def forward(self, obs: Any, previous: Tensor, state: State, resets: Tensor) -> Tensor:
-        """Values [T, N, A] along sequences; `previous` [T, N] are actions, nothing where RESET."""
+    def forward(
+        self, obs: Any, previous: Tensor, state: State, resets: Tensor
+    ) -> tuple[Tensor, State]:
+        """Values [T, N, A] along sequences, and the state after them.
+
+        `previous` [T, N] are actions, nothing where RESET.
+        """
         action = as_vector(self.action, previous) * (~resets).unsqueeze(-1)
         seen = torch.cat([self.encoder(self.normalizer(obs)), action], -1)
-        return self._values(self.memory.sequence(seen, state, resets)[0])
+        features, state = self.memory.sequence(seen, state, resets)
+        return self._values(features), state
 
     def mask(self, obs: Any) -> Tensor | None:
         """What the observation allows [..., A], if it says so."""

@@ -1,12 +1,13 @@
 """R2D2: Q-learning with a memory, from sequences of a replay buffer (Kapturowski et al. 2019).
 
 Reads top to bottom: config, scale of values, loss, workflow. A window of frames is replayed from
-the state that acting stood in then; that state is old, so the first frames of the window (the
-buffer's `burn_in`) only warm the memory up, and nothing is learned from them.
+the state that was stored when its frames were seen last; that state is old, so the first frames of
+the window (the buffer's `burn_in`) only warm the memory up, and nothing is learned from them.
 
 Departures from the paper: one learner that also acts; windows are equally likely, whatever their
 errors; one may lead from an episode into the next, where the memory starts anew; the memory sees
-the last action, not the last reward; gradients also flow through the frames that warm up.
+the last action, not the last reward; gradients also flow through the frames that warm up; the state
+after a replayed window takes the place of the one that was stored there.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from torch.nn.functional import smooth_l1_loss
 from rl_lab.core.actions import as_vector, random_action
 from rl_lab.core.batch import (
     BURN_IN,
+    INDEX,
     LATENT,
     OBS,
     PREVIOUS_ACTION,
@@ -65,7 +67,7 @@ from rl_lab.workflows.greedy import (
     greedy_entropy,
 )
 
-USED = (OBS, PREVIOUS_ACTION, REWARD, RESET, TERMINATED, TRUNCATED, BURN_IN, LATENT)  # of a window
+SEEN = (OBS, PREVIOUS_ACTION, REWARD, RESET, TERMINATED, TRUNCATED, BURN_IN)  # of a window
 MEMORY, PREVIOUS = "memory", "previous"  # what acting carries along
 SQUASH = 1e-3  # the paper's epsilon: how much of a value stays linear
 
@@ -77,7 +79,7 @@ class R2D2Config(EarningConfig):
     keeps_states: ClassVar[bool] = True
     warms_up: ClassVar[bool] = True
     batch_size: int = option(32, "sequences of one gradient step")
-    batch_length: int = option(40, "frames of each sequence, with those that warm the memory up")
+    batch_length: int = option(32, "frames of each sequence, with those that warm the memory up")
     replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
     train_every: int = option(4, "vector steps between updates")
     learning_rate: float = option(3e-4, "step size of the optimiser")
@@ -179,12 +181,12 @@ def r2d2_loss(
     rescale: bool,
     huber: bool,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of windows [T, B, …] whose memories begin in `start` [B, …]."""
+    """The loss of windows [T, B, …] whose memories begin in `start` [B, …], and where they end."""
     seen = (rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
-    values = model(*seen)
+    values, after = model(*seen)
     taken = of_action(values[:-1].flatten(0, 1), rows[PREVIOUS_ACTION][1:].flatten())
     with torch.no_grad():
-        judge = network(frozen, model)(*seen)
+        judge, _ = network(frozen, model)(*seen)
         mask = model.mask(rows[OBS])
         choice = (values if double else judge).flatten(0, 1)
         legal = None if mask is None else mask.flatten(0, 1)
@@ -200,7 +202,8 @@ def r2d2_loss(
         told[2] = told[1] - told[2]
         means = (torch.cat([told, (target - taken).abs()[None]]) * weight).sum(-1).unbind()
     names = ("q_mean", "q_max", "q_spread", "target", "td_error")
-    return (loss * weight).sum(), dict(zip(names, means, strict=True))
+    states = {LATENT: packed(after).detach()} if after else {}
+    return (loss * weight).sum(), {**dict(zip(names, means, strict=True)), **states}
 
 
 class R2D2(EarningWorkflow):
@@ -287,25 +290,30 @@ class R2D2(EarningWorkflow):
         if due == 0:
             return None
         found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
-        return {name: found[name] for name in USED if name in found}
+        return {name: found[name] for name in (*SEEN, LATENT, INDEX) if name in found}
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """One gradient step per batch of sequences. On a bad number all is as it was before."""
         now, count = at(self.config, phase["step"]), len(batch[RESET])
         steps = self.take_steps(count, lambda index: self.learn(picked(batch, index), now))
+        states = [each.pop(LATENT, None) for each in steps]
+        if INDEX in batch and states[0] is not None:
+            buffer: Any = self.context.buffers[phase["buffer"] or next(iter(self.context.buffers))]
+            buffer.store_latents(batch[INDEX][:, -1], torch.stack(states))
         self.spend(count, phase, now.replay_ratio)
         return {**averages(steps), "gradient_steps": self.gradient_steps}
 
     def learn(self, rows: Batch, now: R2D2Config) -> Metrics:
         """One gradient step on sequences [T, B, …], and the target's move if it is time."""
         start = self.model.initial_state(rows[RESET].shape[1])
-        if (found := rows.pop(LATENT, None)) is not None:
-            start = unpacked(found, start)
+        if LATENT in rows:
+            start = unpacked(rows[LATENT], start)
         compiled = self.context.config.compute.compile == "on"
         frozen: Frozen = self.target.flat if compiled else self.target.module
         gamma = scalar(now.gamma, self.context.device)
+        seen = {name: rows[name] for name in SEEN if name in rows}
         metrics = self.optimizer.step(
-            rows, start, frozen, gamma, **self.rates(now.learning_rate, now)
+            seen, start, frozen, gamma, **self.rates(now.learning_rate, now)
         )
         if self.gradient_steps % now.target_every == 0:
             self.target.follow(self.optimizer.state.flat, now.target_rate)
