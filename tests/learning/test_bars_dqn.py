@@ -1,4 +1,4 @@
-"""Learning bars of DQN: each preset's best checkpoint must reach its return, broken twins must not.
+"""Learning bars of DQN and R2D2: each preset's best checkpoint must reach its return, broken twins must not.
 
 Three seeds each, judged by 20 greedy test episodes on seeds that neither training nor evaluation
 has seen. Slow: `make learn`.
@@ -31,6 +31,7 @@ def best_return(tmp_path, spec: str, seed: int, *overrides: str) -> float:
         ("CartPole-v1:dqn_noisy", 50_000, 450),
         ("Acrobot-v1:dqn", 100_000, -100),
         ("LunarLander-v3:dqn", 150_000, 100),
+        ("CartPole-v1:r2d2_masked", 50_000, 250),
     ],
 )
 def test_learns(tmp_path, spec, steps, bar, seed):
@@ -48,6 +49,11 @@ def test_without_a_target_network_it_does_not_hold_the_pole(tmp_path):
     """The broken twin: the network is its own target, and chases itself."""
     itself = ["algorithm.target_every=1", "algorithm.target_rate=1"]
     assert best_return(tmp_path, "CartPole-v1:dqn", 1, *itself) < 450
+
+
+def test_without_a_memory_r2d2_cannot_see_what_moves(tmp_path):
+    none = ["network.memory.type=none", "~network.memory.hidden_dim"]
+    assert best_return(tmp_path, "CartPole-v1:r2d2_masked", 1, *none) < 100
 
 
 def test_a_target_of_noise_does_not_learn(tmp_path, monkeypatch):

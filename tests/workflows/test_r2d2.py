@@ -86,7 +86,7 @@ def test_values_are_learned_on_a_scale_of_roots():
     found = rescaled(torch.tensor([0.0, 3.0, -8.0, 99.0]))
     torch.testing.assert_close(found, torch.tensor([0.0, 1.003, -2.008, 9.099]))
     values = torch.tensor([-500.0, -3.0, -0.01, 0.0, 0.01, 1.0, 70.0, 500.0])
-    torch.testing.assert_close(restored(rescaled(values)), values, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(restored(rescaled(values)), values, rtol=1e-5, atol=1e-6)
 
 
 def test_two_rewards_and_a_bootstrap_unless_something_ends_before():

@@ -138,9 +138,10 @@ def rescaled(value: Tensor) -> Tensor:
 
 
 def restored(value: Tensor) -> Tensor:
-    """The inverse of `rescaled`."""
-    root = (1 + 4 * SQUASH * (value.abs() + 1 + SQUASH)).sqrt()
-    return value.sign() * (((root - 1) / (2 * SQUASH)).square() - 1)
+    """The inverse of `rescaled`, without the paper's difference of two numbers close to 1."""
+    shifted = value.abs() + 1 + SQUASH
+    root = (1 + 4 * SQUASH * shifted).sqrt()
+    return value.sign() * ((2 * shifted / (root + 1)).square() - 1)
 
 
 def window_targets(
@@ -318,9 +319,9 @@ class R2D2(EarningWorkflow):
         if self.gradient_steps % now.target_every == 0:
             self.target.follow(self.optimizer.state.flat, now.target_rate)
         del metrics["gradient"]
-        entropy = greedy_entropy(self.epsilon, self.model.actions, self.model.mask(rows[OBS]))
-        now_known = {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
-        return {**metrics, **now_known, "entropy": entropy}
+        metrics |= {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
+        mask = self.model.mask(rows[OBS])
+        return {**metrics, "entropy": greedy_entropy(self.epsilon, self.model.actions, mask)}
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """One."""
