@@ -1,4 +1,4 @@
-"""Learning bars of DQN and R2D2: each preset's best checkpoint must reach its return, broken twins must not.
+"""Learning bars of DQN and R2D2: best checkpoints must reach a return, broken twins must not.
 
 Three seeds each, judged by 20 greedy test episodes on seeds that neither training nor evaluation
 has seen. Slow: `make learn`.
