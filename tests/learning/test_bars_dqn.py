@@ -31,7 +31,7 @@ def best_return(tmp_path, spec: str, seed: int, *overrides: str) -> float:
         ("CartPole-v1:dqn_noisy", 50_000, 450),
         ("Acrobot-v1:dqn", 100_000, -100),
         ("LunarLander-v3:dqn", 150_000, 100),
-        ("CartPole-v1:r2d2_masked", 50_000, 250),
+        ("CartPole-v1:r2d2_masked", 50_000, 400),
     ],
 )
 def test_learns(tmp_path, spec, steps, bar, seed):
