@@ -65,6 +65,14 @@ def test_collect_compares_with_a_random_policy_and_bare_environments(capsys):
     assert report["settings"]["config"]["environment"]["num_envs"] == 4
 
 
+@pytest.mark.parametrize("name", ["dqn", "r2d2"])
+def test_update_times_a_minibatch_of_a_replay_buffer(capsys, name):
+    words = ["algorithm.batch_size=4", "buffers.replay.capacity=400", "--compile", "off", *QUICK]
+    _, rows = bench(capsys, "update", f"CartPole-v1:{name}_none", *words)
+    assert list(rows) == ["update, eager"]
+    assert rows["update, eager"]["value"]["median"] > 0
+
+
 def test_update_times_every_hook_on_the_same_state(capsys, monkeypatch):
     seen, update = [], ppo.PPO.update
 

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from rl_lab.benchmarking.collect import PHASE
+from rl_lab.benchmarking.collect import PHASE as ONLINE
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, absent, measured
 from rl_lab.core.errors import UserError
@@ -17,6 +17,7 @@ from rl_lab.orchestration.resolve import resolve
 from rl_lab.workflows.base import Workflow
 
 MODES = {"off": "eager", "on": "compiled"}
+PHASE = ONLINE | {"type": "offline"}  # one gradient step is due whenever there is data
 FILL = 10_000  # collect calls after which a buffer that is still not ready is given up
 
 
@@ -43,8 +44,8 @@ def bench_update(
             workflow = make_workflow(resolved, context)
             if not workflow.hooks:
                 raise UserError(f"{config.algorithm.name} has no update to measure")
-            batch = _filled(workflow)
             for hook in workflow.hooks:
+                batch = _filled(workflow, hook)
                 name = f"{hook}, {MODES[mode]}"
                 tell(f"first call of {name}")
                 started = time.perf_counter()
@@ -66,12 +67,12 @@ def bench_update(
     )
 
 
-def _filled(workflow: Workflow) -> Any:
-    """A batch for an update, from real steps."""
+def _filled(workflow: Workflow, hook: str) -> Any:
+    """What the hook is given for one update, from real steps."""
     buffer = next(iter(workflow.context.buffers.values()))
     for _ in range(FILL):
-        if buffer.ready():
-            return buffer.sample()
+        if (batch := workflow.sample(buffer, hook=hook, phase=PHASE)) is not None:
+            return batch
         result = workflow.collect_step(0, phase=PHASE)
         if result.trajectory is not None:
             buffer.add(result.trajectory)

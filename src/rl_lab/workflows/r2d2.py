@@ -125,11 +125,8 @@ class R2D2Config(EarningConfig):
         return "batch_length", self.batch_length
 
     def gradient_steps(self, run: Any) -> float:
-        """What compiling has to repay: two minutes, but each step then takes an eighth of its time.
-
-        The memory is unrolled, so with long sequences it would be many minutes.
-        """
-        return 4 * super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
+        """What compiling has to repay; the memory is unrolled: long sequences take many minutes."""
+        return super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
 
 
 def rescaled(value: Tensor) -> Tensor:
