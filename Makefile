@@ -30,7 +30,7 @@ train: $(VENV)/.core ## train CartPole-v1:ppo and show the result
 	$(BIN)/rl-lab train CartPole-v1:ppo
 
 test: check ## the whole fast suite, with style and types
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadscope --max-worker-restart 0 -m "not slow"
 
 check: $(VENV)/.test ## style and types only
 	$(BIN)/ruff format --check $(CODE)

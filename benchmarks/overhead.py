@@ -108,7 +108,7 @@ def bare(config: RunConfig) -> float:
             steps += result.steps
             assert result.trajectory is not None
             buffer.add(result.trajectory)
-            workflow.update(buffer.sample(), phase=phase | {"step": steps})
+            workflow.update(buffer.sample(), phase=phase | {"env_steps": steps})
             buffer.done()
             marks.append((time.perf_counter(), steps))
     return steady(marks)

@@ -1,3 +1,4 @@
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,9 @@ from rl_lab.orchestration import catalog  # noqa: F401  (declares the built-ins)
 from tiny_runs import tiny_orchestrator
 
 torch.set_num_threads(1)
+# A suite that was started in the background may have been told to ignore Ctrl-C; tests are not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture

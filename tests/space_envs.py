@@ -33,6 +33,24 @@ class World(gym.Env[Any, Any]):
         return np.zeros(2, np.float32)
 
 
+class Xor(World):
+    """Pays 1 for `left` xor `right`: neither part says anything by itself."""
+
+    def __init__(self) -> None:
+        parts = {"left": spaces.Discrete(2), "right": spaces.Discrete(2)}
+        self.observation_space: Any = spaces.Dict(parts)
+        self.action_space = spaces.Discrete(2)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        reward = float(int(action) == self.asked)
+        return self._shown(), reward, True, False, {}
+
+    def _shown(self) -> Any:
+        left, right = (int(each) for each in self.np_random.integers(0, 2, 2))
+        self.asked = left ^ right
+        return {"left": left, "right": right}
+
+
 class Rooms(World):
     """Pays 1 for the action that the room asks for. `shape` is dict or tuple."""
 
@@ -136,6 +154,6 @@ class BreaksDown(World):
         return self._shown(), 0.0, False, False, {}
 
 
-for entry in (Rooms, Switches, Gates, Whole, BreaksDown):
+for entry in (Rooms, Xor, Switches, Gates, Whole, BreaksDown):
     if f"{entry.__name__}-v0" not in gym.registry:
         gym.register(f"{entry.__name__}-v0", entry_point=entry, max_episode_steps=30)

@@ -34,11 +34,11 @@ TINY = [
     *("--total-timesteps", "300"),  # typed last, so it wins
 ]
 FEW = ["algorithm.rollout_steps=8", "algorithm.epochs=1", "algorithm.minibatches=1"]
-LITTLE = [  # instead of 64 cars and 12 GB of their frames
+LITTLE = [  # instead of 6 cars and room for 100,000 of their frames
     "environment.num_envs=2",
     "environment.vectorization=sync",
     "algorithm.train_every=20",
-    "buffers.replay.capacity=1_004",
+    "buffers.replay.capacity=1_000",
     "evaluation.test_episodes=0",
 ]
 

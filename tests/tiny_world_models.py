@@ -15,8 +15,8 @@ WORLD_MODELS = {
     "horizon": 3,
     "sigma": 0.5,
 }
-WORDS = ["PixelTrack-v0:random", "algorithm.name=world_models"]
-WORDS += [f"algorithm.{name}={value}" for name, value in WORLD_MODELS.items()]
+TINY_PARTS = [f"algorithm.{name}={value}" for name, value in WORLD_MODELS.items()]
+WORDS = ["PixelTrack-v0:random", "algorithm.name=world_models", *TINY_PARTS]
 ONE = "training.phases=[{name: all, hooks: [collect, update_world_model, update_controller]}]"
 PHASES = (
     "training.phases=["

@@ -1,6 +1,7 @@
 """The Python interface: train, resume, fork, verify, evaluate, play, load, list, register."""
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -103,6 +104,11 @@ def verify(
     return verify_run(reference, runs_root(runs_dir), steps=steps, start=start)
 
 
+def python_warning(message: str) -> None:
+    """As Python warns, at the line that called the lab."""
+    warnings.warn(message, stacklevel=4)
+
+
 def evaluate(
     reference: str,
     *,
@@ -110,9 +116,12 @@ def evaluate(
     sample: bool = False,
     seed: int | None = None,
     runs_dir: Folder | None = None,
+    warn: Callable[[str], None] = python_warning,
 ) -> tuple[Evaluation, policy.LoadedPolicy]:
     """Play a trained policy on seeds of its own, and say which one it was."""
-    loaded = policy.load(reference, runs_root(runs_dir), seed=seed, deterministic=not sample)
+    loaded = policy.load(
+        reference, runs_root(runs_dir), seed=seed, deterministic=not sample, warn=warn
+    )
     try:
         return loaded.evaluate(EVALUATE, episodes), loaded
     finally:
@@ -129,6 +138,7 @@ def play(
     video: Folder | None = None,
     runs_dir: Folder | None = None,
     tell: Callable[[int, Played], None] = lambda number, episode: None,
+    warn: Callable[[str], None] = python_warning,
 ) -> Playback:
     """Watch a trained policy, as `rl-lab play`: in a window, or as a film `video` (.mp4, .gif).
 
@@ -140,7 +150,9 @@ def play(
         raise UserError("play: episodes and max_steps must be at least 1")
     file = None if video is None else Path(video)
     check_show(file)
-    loaded = policy.load(reference, runs_root(runs_dir), seed=seed, deterministic=not sample)
+    loaded = policy.load(
+        reference, runs_root(runs_dir), seed=seed, deterministic=not sample, warn=warn
+    )
     try:
         player = Policy.of(loaded)
         with loaded.context.rng.borrowed(f"{EVALUATE}/"):
@@ -214,7 +226,9 @@ def load_policy(
     reference: str = "@best", *, runs_dir: Folder | None = None, device: str | None = None
 ) -> "Policy":
     """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`, ready to act."""
-    return Policy.of(policy.load(reference, runs_root(runs_dir), device=device))
+    return Policy.of(
+        policy.load(reference, runs_root(runs_dir), device=device, warn=python_warning)
+    )
 
 
 @dataclass

@@ -65,7 +65,7 @@ def test_the_commands_take_filters(lab, capsys):
     assert set(group["runs"]) == ppo and len(ppo) == 3
     words = ["--filter", "algorithm=ppo", "--filter", "seed<3", "--format", "csv"]
     assert main(["export", *words, *where]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split(",")[4] in ("1 2", "2 1")
+    assert capsys.readouterr().out.splitlines()[1].split(",")[5] in ("1 2", "2 1")
     assert main(["compare", *where]) == 2
     assert "choose them with --filter" in capsys.readouterr().err
     assert main(["compare", "--filter", "algorithm", *where]) == 2

@@ -163,6 +163,23 @@ def test_runs_without_the_metric_are_left_out_and_named(runs, tmp_path):
     )
 
 
+def test_a_run_without_an_evaluation_does_not_change_the_metric_of_the_others(
+    runs, tmp_path, capsys
+):
+    """One run that never evaluated turned 423 into 184 for everybody."""
+    short = made_run(tmp_path, [1.0], algorithm="random", metric="collect/return_mean")
+    found = judged([*runs, short])
+    assert found.main.metric == "eval/return_mean"
+    assert [group.runs[0].id for group in found.main.missing] == [short.id]
+    assert found.to_tree()["metrics"][0]["missing"][0]["runs"] == [short.id]
+    folders = [str(run.directory.path) for run in [*runs, short]]
+    assert main(["compare", *folders, "--runs-dir", str(tmp_path)]) == 0
+    text, errors = capsys.readouterr()
+    row = next(line.split() for line in text.splitlines() if "random" in line)
+    assert row[:3] == ["CartPole-v1", "random", "1"] and set(row[3:]) == {"-"}
+    assert short.id in errors
+
+
 def test_equal_runs_are_compared_too(tmp_path):
     runs = [made_run(tmp_path, [7.0], seed=seed, algorithm=n) for n in "ab" for seed in (1, 2)]
     found = judged(runs)

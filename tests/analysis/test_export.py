@@ -20,10 +20,12 @@ from rl_lab.analysis.document import (
     html_table,
     markdown_table,
     to_html,
+    to_markdown,
 )
-from rl_lab.analysis.export import escaped, export, result_grid, with_interval, with_spread
+from rl_lab.analysis.export import escaped, export, result_grid, with_interval
 from rl_lab.cli.main import main
 from rl_lab.records.display import MetricStyle, load_display
+from rl_lab.records.formatting import visible
 
 DISPLAY = load_display()
 ENGINES = ("tectonic", "pdflatex", "xelatex", "lualatex")
@@ -48,25 +50,41 @@ def found(tmp_path):
 
 def test_numbers_with_their_intervals():
     style = MetricStyle(precision=1)
-    assert with_spread(10.0, (8.0, 13.0), style) == "10.0 ± 2.5"
-    assert with_spread(10.0, None, style) == with_interval(10.0, None, style) == "10.0"
+    assert with_interval(10.0, (8.0, 13.0), style) == "10.0 [8.0, 13.0]"
+    assert with_interval(10.0, None, style) == "10.0"
     assert with_interval(0.5, (0.25, 1.0)) == "0.50 [0.25, 1.00]"
 
 
-def test_the_best_of_each_task_stands_out(found):
+def test_a_clear_winner_of_a_task_stands_out(found):
     grid = result_grid(found.main, DISPLAY)
     assert list(grid.columns) == ["task", "ppo", "q_learning"]
     assert [list(row) for row in grid.rows] == [
-        ["CartPole-v1", Strong("1,010.0 ± 10.0"), "10.0 ± 0.0"],
-        ["50%_odd&{task}", "-2.0 ± 1.0", Strong("-1.0 ± 0.0")],
+        ["CartPole-v1", Strong("1,010.0 [1,000.0, 1,020.0]"), "10.0 [10.0, 10.0]"],
+        ["50%_odd&{task}", "-2.0 [-3.0, -1.0]", "-1.0 [-1.0, -1.0]"],  # they overlap
     ]
+
+
+def test_unfinished_runs_are_counted_as_such_and_warnings_are_in_the_latex(tmp_path):
+    runs = [
+        made_run(tmp_path, [1.0], seed=seed, algorithm=each) for each in "ab" for seed in (1, 2)
+    ]
+    runs.append(made_run(tmp_path, [1.0], seed=3, algorithm="a", summary={"status": "running"}))
+    found = compare(runs, display=DISPLAY)
+    text = export(found, "latex", DISPLAY)
+    assert "2 to 3 runs each. 1 is not finished." in text
+    comments = [line for line in text.splitlines() if line.startswith("% ")]
+    assert comments[0] == "% needs \\usepackage{booktabs}"
+    assert any(f"run {runs[-1].id} is running" in line for line in comments)
+    assert len(comments) == 1 + len(found.warnings)
+    rows = list(csv.DictReader(io.StringIO(export(found, "csv", DISPLAY))))
+    assert [(row["runs"], row["finished"]) for row in rows] == [("3", "2"), ("2", "2")]
 
 
 def test_the_longer_list_goes_downwards(tmp_path):
     runs = [made_run(tmp_path, [place], algorithm=name) for place, name in enumerate("abc")]
     grid = result_grid(compare(runs, display=DISPLAY).main, DISPLAY)
     assert list(grid.columns) == ["method", "CartPole-v1"]
-    assert [list(row) for row in grid.rows] == [["a", "0.0"], ["b", "1.0"], ["c", Strong("2.0")]]
+    assert [list(row) for row in grid.rows] == [["a", "0.0"], ["b", "1.0"], ["c", "2.0"]]
 
 
 def test_one_method_alone_is_not_the_best(tmp_path):
@@ -78,12 +96,12 @@ def test_a_combination_that_was_not_run_is_a_dash(tmp_path):
     runs = [made_run(tmp_path, [1.0], algorithm="a")]
     runs.append(made_run(tmp_path, [1.0], algorithm="b", task="Acrobot-v1"))
     grid = result_grid(compare(runs, display=DISPLAY).main, DISPLAY)
-    assert [row[1] for row in grid.rows] == [Strong("1.0"), "-"]
+    assert [row[1] for row in grid.rows] == ["1.0", "-"]
 
 
 def test_tables_survive_their_own_signs():
     grid = Grid(["a|b"], [["<x> & y"], [Strong("1|2")]])
-    assert markdown_table(grid) == "| a\\|b |\n| --- |\n| <x> & y |\n| **1\\|2** |"
+    assert markdown_table(grid) == "| a\\|b |\n| --- |\n| &lt;x&gt; &amp; y |\n| **1\\|2** |"
     assert "<td>&lt;x&gt; &amp; y</td>" in html_table(grid)
     assert "<td><strong>1|2</strong></td>" in html_table(grid)
 
@@ -94,6 +112,30 @@ def test_no_block_can_smuggle_markup_into_a_page():
     blocks += [Media(evil, "x.png", b""), Media(evil, "x.mp4", b""), Media(evil, "x.mp4", None)]
     page = to_html(evil, blocks)
     assert evil not in page and page.count("&lt;b&gt;") == 11
+
+
+def test_markdown_has_no_raw_html_and_code_cannot_end_early():
+    evil = "<script>alert(1)</script>"
+    blocks = [Heading(evil), Paragraph(evil), Items([evil]), Grid([evil], [[evil]])]
+    text = to_markdown(evil, [*blocks, Media(evil, "x.png", b""), Code("a\n```\n<b>")])
+    assert "<script>" not in text.split("````")[0] and text.count("&lt;script&gt;") == 7
+    assert text.endswith("````\na\n```\n<b>\n````\n")
+
+
+def test_nothing_steers_a_terminal_or_turns_a_line_around():
+    evil = "a\x1b[31mb\u202ec\x9bd\u2028e\r"
+    shown = "a\\u001b[31mb\\u202ec\\u009bd\\u2028e\\r"
+    assert visible(evil) == shown and visible("é – 名\n\t") == "é – 名\n\t"
+    assert json.loads(visible(json.dumps({"name": evil}, ensure_ascii=False))) == {"name": evil}
+    for page in (to_markdown(evil, [Paragraph(evil)]), to_html(evil, [Paragraph(evil)])):
+        assert shown in page and "\x1b" not in page and "\u202e" not in page
+
+
+def test_no_cell_of_a_csv_is_a_formula(tmp_path):
+    runs = [made_run(tmp_path, [1.0], algorithm="=HYPERLINK(1)", task="@x")]
+    text = export(compare(runs, display=DISPLAY), "csv", DISPLAY)
+    row = next(csv.DictReader(io.StringIO(text)))
+    assert row["method"] == "'=HYPERLINK(1)" and row["task"] == "'@x" and row["final"] == "1.0"
 
 
 def test_latex_escapes_what_it_must():
@@ -110,10 +152,13 @@ def test_a_row_of_latex_is_no_argument_of_the_line_before():
 
 def test_a_latex_table_is_well_formed(found):
     text = export(found, "latex", DISPLAY)
-    body = text[text.index("\\hline") : text.rindex("\\end{tabular}")]
-    rows = [line for line in body.splitlines() if line != "\\hline"]
+    body = text[text.index("\\toprule") : text.rindex("\\end{tabular}")]
+    rows = [line for line in body.splitlines() if not line.endswith("rule")]
+    assert "\\label{tab:eval-return-mean}" in text
     assert rows[0] == "\\textbf{task} & \\textbf{ppo} & \\textbf{q\\_learning} \\\\"
-    assert rows[1] == "CartPole-v1 & \\textbf{1,010.0 $\\pm$ 10.0} & 10.0 $\\pm$ 0.0 \\\\"
+    assert (
+        rows[1] == "CartPole-v1 & \\textbf{1,010.0 {[}1,000.0, 1,020.0]} & 10.0 {[}10.0, 10.0] \\\\"
+    )
     assert "\\begin{tabular}{lrr}" in text and "2 runs each." in text
     assert all(len(re.findall(r"(?<!\\)&", row)) == 2 for row in rows)
     bare = re.sub(r"\\[{}]", "", text)
@@ -127,7 +172,8 @@ def test_latex_tables_compile(found, tmp_path):
     awkward = compare(made, display=DISPLAY)
     tables = [export(each, "latex", DISPLAY) for each in (found, awkward)]
     file = tmp_path / "paper.tex"
-    lines = ["\\documentclass{article}", "\\begin{document}", *tables, "\\end{document}", ""]
+    head = ["\\documentclass{article}", "\\usepackage{booktabs}"]
+    lines = [*head, "\\begin{document}", *tables, "\\end{document}", ""]
     file.write_text("\n".join(lines))
     engine = next(name for name in ENGINES if shutil.which(name))
     words = [engine] if engine == "tectonic" else [engine, "-halt-on-error"]
@@ -156,17 +202,21 @@ def test_json_markdown_and_html(found):
     tree = json.loads(export(found, "json", DISPLAY))
     assert tree["metrics"][0]["groups"][0]["final"] == 1010.0
     markdown = export(found, "md", DISPLAY)
-    assert "| CartPole-v1 | **1,010.0 ± 10.0** | 10.0 ± 0.0 |" in markdown
+    assert "| CartPole-v1 | **1,010.0 [1,000.0, 1,020.0]** | 10.0 [10.0, 10.0] |" in markdown
     assert "only 2 seeds" in markdown
     page = export(found, "html", DISPLAY)
-    assert page.startswith("<!doctype html>") and "<strong>1,010.0 ± 10.0</strong>" in page
+    assert (
+        page.startswith("<!doctype html>") and "<strong>1,010.0 [1,000.0, 1,020.0]</strong>" in page
+    )
 
 
 def test_the_command_prints_or_writes(lab, tmp_path, capsys):
     words = ["export", "CartPole-*", "--runs-dir", str(lab), "--format", "latex"]
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith("\\begin{table}") and "\\textbf{" in printed
+    assert (
+        printed.startswith("% needs") and "\n\\begin{table}" in printed and "\\textbf{" in printed
+    )
     assert main([*words, "--output", str(tmp_path / "table.tex")]) == 0
     assert (tmp_path / "table.tex").read_text() == printed
     assert capsys.readouterr().out == ""

@@ -67,7 +67,8 @@ def test_the_middle_of_seeds_and_its_band():
 def test_an_alias_means_one_metric_for_all_runs():
     both = {"eval/return_mean": 0, "collect/return_mean": 0}
     assert metric_of("reward", [both, both]) == "eval/return_mean"
-    assert metric_of("reward", [both, {"collect/return_mean": 0}]) == "collect/return_mean"
+    assert metric_of("reward", [both, {"collect/return_mean": 0}]) == "eval/return_mean"
+    assert metric_of("reward", [{"collect/return_mean": 0}]) == "collect/return_mean"
     assert metric_of("loss", [{"train/critic_loss": 0}, {}]) == "train/critic_loss"
     assert metric_of("train/x", [{"train/x": 0}]) == "train/x"
     with pytest.raises(UserError, match=r"no run has the metric 'rewrd' \(did you mean 'reward'"):

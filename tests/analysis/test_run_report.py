@@ -41,7 +41,10 @@ def test_what_was_run_and_what_it_reached(run):
     assert "| environment steps | 300 of 300 |" in section(text, "What was run")
     results = section(text, "Results")
     # 1.96 * 20 / sqrt(101 - 1) = 3.92
-    assert "| test return of the last policy | 90.0 ± 3.9 | 95 % over 101 unseen" in results
+    assert (
+        "| test return of the last policy | 90.0 [86.1, 93.9] | 95 % interval over 101 unseen"
+        in results
+    )
     assert "| eval/return_mean, last | 80.0 | best 95.0, ▁█▇ |" in results
     assert "| algorithm.gamma | 0.99 | 0.9 |" in section(text, "Settings that are not the defaults")
     assert "* update: 2 calls skipped for a bad number" in section(text, "Alerts")
@@ -144,7 +147,7 @@ def test_a_run_writes_its_own_report_when_it_ends(tmp_path):
     text = (outcome.run.path / "report.md").read_text()
     assert "| status | finished |" in text and "rl-lab train CartPole-v1:ppo\n" in text
     test = outcome.summary["test"]["last"]["return_mean"]
-    assert f"test return of the last policy | {test:,.1f} ±" in text
+    assert f"test return of the last policy | {test:,.1f} [" in text
     assert f"rl-lab evaluate {outcome.run.id}:best --episodes 100" in text
     assert "eval/return_mean, last" in text and "train/loss, last" in text
     assert "| resumed | 0 times," in text

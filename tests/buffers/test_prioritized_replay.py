@@ -35,7 +35,6 @@ def test_the_tree_is_what_plain_sums_are(size, seed):
         tree.set(index, value)
         plain[index] = value
         assert tree.total == pytest.approx(plain.sum(), rel=1e-12)
-        assert tree.minimum == min(plain[plain > 0], default=np.inf)
         assert tree.get(np.arange(size)).tolist() == plain.tolist()
         node = np.arange(1, tree.leaves)
         assert (tree.sums[node] == tree.sums[2 * node] + tree.sums[2 * node + 1]).all()
@@ -51,18 +50,28 @@ def test_the_tree_is_what_plain_sums_are(size, seed):
     ("beta", "expected"), [(1.0, [1, 0.5, 1 / 3, 0.25]), (0.5, [1, 0.7071068, 0.5773503, 0.5])]
 )
 def test_weights_by_hand(beta, expected):
-    # P = p / 10, N = 4, w = (4 p / 10) ** -beta, divided by that of the smallest p, which is 1
+    # P = p / 10, N = 4, w = (4 p / 10) ** -beta, divided by that of the smallest p drawn, 1
     buffer = filled([1.0, -2.0, 3.0, -4.0])
     batch = buffer.sample(100, beta=beta)
     weights = dict(zip(batch["index"][0].tolist(), batch["weight"][0].tolist(), strict=True))
     assert [weights[row] for row in range(4)] == pytest.approx(expected)
 
 
-def test_the_largest_weight_is_that_of_the_buffer_not_of_the_batch():
-    buffer = filled([1e-3, 4.0, 4.0, 4.0])
+def test_the_largest_weight_is_that_of_the_minibatch():
+    # One row with an error near 0 must not make the weights of all others vanish.
+    buffer = filled([1e-3, 2.0, 4.0, 4.0])
     batch = buffer.sample(4)
     assert set(batch["index"][0].tolist()) == {1, 2, 3}
-    assert batch["weight"].max().item() == pytest.approx(1e-3 / 4.0)
+    assert sorted(batch["weight"][0].tolist()) == pytest.approx([0.5, 0.5, 0.5, 1.0])
+
+
+def test_each_of_several_minibatches_has_its_own_largest_weight():
+    buffer = filled([1.0, 2.0, 3.0, 4.0])
+    batch = buffer.sample(2, 50, beta=0.5)
+    priority = batch["index"] + 1.0
+    expected = (priority.amin(1, keepdim=True) / priority) ** 0.5
+    torch.testing.assert_close(batch["weight"], expected)
+    assert len(set(priority.amin(1).tolist())) > 1
 
 
 def test_rows_are_drawn_in_proportion():
@@ -89,7 +98,6 @@ def test_new_rows_have_the_largest_priority_so_far():
     stream = Stream(1, seed=1)
     buffer.add(stream.trajectory(2))  # over the oldest two
     assert buffer.tree.get(np.arange(4)).tolist() == pytest.approx([8, 8, 0.5, 4])
-    assert buffer.tree.minimum == pytest.approx(0.5)
 
 
 def test_an_index_names_the_row_that_was_drawn_after_wraps():
@@ -136,5 +144,4 @@ def test_the_memory_it_asks_for_is_what_it_makes():
     ring = buffer.ring
     arrays = [*ring.columns.values(), *ring.finals.frames.values(), *ring.head.values()]
     arrays.append(ring.finals.which)
-    trees = [buffer.tree.sums, buffer.tree.minima]
-    assert buffer.bytes_needed == sum(array.nbytes for array in arrays + trees)
+    assert buffer.bytes_needed == sum(array.nbytes for array in [*arrays, buffer.tree.sums])

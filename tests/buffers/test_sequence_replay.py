@@ -57,6 +57,26 @@ def expected_windows(stream, rows, length, within):
     return found
 
 
+@settings(max_examples=80, deadline=None)
+@given(rows=st.integers(1, 12), seed=st.integers(0, 10**6), ends=st.sampled_from([0.0, 0.2, 1.0]))
+def test_windows_are_no_longer_than_the_longest_episode(rows, seed, ends):
+    """As many frames as the longest window of one episode; and there is always one to be drawn."""
+    stream, buffer = Stream(2, seed, ends=ends), sequence(rows * 2, 2)
+    assert buffer.window_length(9) == 0
+    for length in (3, 1, 7):
+        buffer.add(stream.trajectory(length))
+        fits = [each for each in range(1, 30) if expected_windows(stream, rows, each, True)]
+        assert buffer.window_length(50) == max(fits, default=0)
+        assert buffer.window_length(2) == min(2, max(fits, default=0))
+        assert not fits or buffer.ready(buffer.window_length(50))
+
+
+def test_windows_within_episodes_are_not_cut():
+    buffer = sequence(within_episodes=True)
+    buffer.add(Stream(2, 0).trajectory(5))
+    assert buffer.window_length(50) == 50
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     num_envs=st.sampled_from([1, 2, 3, 8]),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
+import rl_lab
 from rl_lab.cli.main import main
 from rl_lab.cli.train import _program
 from rl_lab.orchestration.presets import PACKAGE_CONFIGS
@@ -130,6 +131,34 @@ def test_evaluate_plays_its_own_episodes(call, run):
     assert call("evaluate", "@last:last", "--episodes", "2", "--json")["step"] == 1024
     line = call("evaluate", "@last", "--episodes", "2", "--sample")
     assert line.startswith("return ") and " ± " in line and "(2 episodes" in line
+
+
+def test_a_damaged_checkpoint_is_not_passed_over_silently(tmp_path, capsys):
+    words = ["CartPole-v1:ppo_none", *TINY, "checkpoint.keep_last=9", "-q"]
+    assert main(["train", *words, "--runs-dir", str(tmp_path)]) == 0
+    (run,) = tmp_path.glob("CartPole-v1-ppo-*")
+
+    def damage():
+        newest = sorted((run / "checkpoints").glob("step_*"))[-1]
+        state = newest / "state.safetensors"
+        data = bytearray(state.read_bytes())
+        data[len(data) // 2] ^= 1
+        state.write_bytes(data)
+        return int(newest.name.removeprefix("step_"))
+
+    step = damage()
+    capsys.readouterr()
+    assert main(["evaluate", f"@last:{step}", "--runs-dir", str(tmp_path)]) == 2
+    assert f"checkpoint {step} is damaged" in capsys.readouterr().err
+    where = ["@last:last", "--episodes", "2", "--runs-dir", str(tmp_path)]
+    assert main(["evaluate", *where, "--json"]) == 0
+    output, errors = capsys.readouterr()
+    used = json.loads(output)["step"]
+    assert used < step and "skipped a damaged checkpoint" in errors
+    assert errors.count("\n") == 1 and f"; step {used} is used instead" in errors
+    damage()
+    with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
+        rl_lab.load_policy("@last:last", runs_dir=tmp_path)
 
 
 def test_evaluate_is_neither_the_evaluation_nor_the_test(call, run):

@@ -27,7 +27,11 @@ def the_run(root):
 
 @pytest.mark.parametrize(
     ("number", "code", "status"),
-    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "preempted")],
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "preempted"),
+        (signal.SIGHUP, 129, "preempted"),
+    ],
 )
 def test_a_signal_saves_and_the_resumed_run_is_the_same(
     tmp_path, uninterrupted, capsys, number, code, status

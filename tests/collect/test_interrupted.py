@@ -2,8 +2,6 @@
 
 import os
 import signal
-import threading
-import time
 
 import numpy as np
 import pytest
@@ -33,21 +31,19 @@ def test_it_is_asked_before_every_step():
         )
 
 
-def test_a_signal_in_the_final_test_leaves_a_finished_run(tmp_path):
-    """Episodes of this world never end: without the signal the test would last for ever."""
-    words = ["environment.kwargs={lengths: [1000000000]}", "environment.max_episode_steps=null"]
-    words += ["training.total_timesteps=64", "evaluation.every_steps=0"]
+def test_a_signal_in_the_final_test_leaves_a_finished_run(tmp_path, monkeypatch):
+    """The first step after the last checkpoint belongs to the test: the signal arrives there."""
+    words = ["training.total_timesteps=64", "evaluation.every_steps=0"]
     config = tiny_config("rl_lab/Counter-v0:random", *words, "algorithm.collect_steps=16")
+    step, sent = CounterEnv.step, []
 
-    def stop_when_saved() -> None:
-        while not list(tmp_path.glob("*/checkpoints/step_000000000064")):
-            time.sleep(0.05)
-        time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
+    def step_and_stop(self, action):
+        if not sent and list(tmp_path.glob("*/checkpoints/step_000000000064")):
+            sent.append(signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, action)
 
-    thread = threading.Thread(target=stop_when_saved, daemon=True)
-    thread.start()
+    monkeypatch.setattr(CounterEnv, "step", step_and_stop)
     outcome = train(config, root=tmp_path)
-    thread.join()
-    assert outcome.exit_code == 143
+    assert sent and outcome.exit_code == 143
     assert outcome.summary["status"] == "finished" and outcome.summary["test"] == {}

@@ -22,7 +22,7 @@ class Shows:
     def __init__(self, looks):
         self.looks = looks
 
-    def begin_dream(self, seen):
+    def begin_dream(self, seen, generator):
         return torch.zeros(1, 1)
 
     def dream_step(self, state, action, generator):

@@ -9,26 +9,28 @@ pytestmark = pytest.mark.slow
 LAKE, POLE, BALANCE = "FrozenLake-v1", "CartPole-v1", "dm_control/cartpole-balance"
 
 
-def best_return(tmp_path, spec: str, seed: int) -> float:
-    """The final test of the checkpoint that evaluations liked best."""
+def tested(tmp_path, spec: str, seed: int) -> dict[str, float]:
+    """The final test of the last policy, and of the checkpoint that evaluations liked best."""
     words = ["logging.tensorboard=false", "logging.report=false"]
     outcome = api.train(spec, seed=seed, runs_dir=tmp_path, overrides=words)
-    return outcome.summary["test"]["best"]["return_mean"]
+    return {which: test["return_mean"] for which, test in outcome.summary["test"].items()}
 
 
 @pytest.mark.parametrize("seed", (1, 2, 3))
 @pytest.mark.parametrize(
-    ("spec", "bar"),
+    ("spec", "best", "last"),
     [
-        (f"{LAKE}:dreamer_v3", 0.9),  # at random 0.01
-        (f"{LAKE}:dreamer_v2", 0.9),
-        (f"{POLE}:dreamer_v3", 200),  # at random 22
-        (f"{POLE}:dreamer_v2", 200),
-        (f"{BALANCE}:dreamer_v1", 700),  # at random 350
+        (f"{LAKE}:dreamer_v3", 0.9, 0.9),  # at random 0.01
+        (f"{LAKE}:dreamer_v2", 0.9, 0.9),
+        (f"{POLE}:dreamer_v3", 400, None),  # at random 22; the last policy does not hold it yet
+        (f"{POLE}:dreamer_v2", 200, None),  # nor does this one
+        (f"{BALANCE}:dreamer_v1", 700, 700),  # at random 350
     ],
 )
-def test_learns(tmp_path, spec, bar, seed):
-    assert best_return(tmp_path, spec, seed) >= bar
+def test_learns(tmp_path, spec, best, last, seed):
+    found = tested(tmp_path, spec, seed)
+    assert found["best"] >= best
+    assert last is None or found["last"] >= last
 
 
 def test_a_policy_that_is_told_the_opposite_does_not_learn(tmp_path, monkeypatch):
@@ -38,4 +40,4 @@ def test_a_policy_that_is_told_the_opposite_does_not_learn(tmp_path, monkeypatch
         return honest(actor, features, action, -advantage, weight, entropy_scale)
 
     monkeypatch.setattr(dreamer, "reinforce_loss", turned)
-    assert best_return(tmp_path, f"{LAKE}:dreamer_v3", 1) < 0.5
+    assert tested(tmp_path, f"{LAKE}:dreamer_v3", 1)["best"] < 0.5

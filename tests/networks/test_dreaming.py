@@ -19,7 +19,7 @@ from rl_lab.networks.dreaming import (
     replayed_lesson,
 )
 from rl_lab.networks.world_actor import WorldActor
-from rl_lab.networks.worlds import WorldModelConfig
+from rl_lab.networks.world_config import WorldModelConfig
 
 GAMMA, LAST = 0.9, 7
 
@@ -59,7 +59,7 @@ class Corridor:
 def corridor_actor(preferred: int) -> WorldActor:
     torch.manual_seed(0)
     config = WorldModelConfig(units=4, layers=1)
-    actor = WorldActor(1, Discrete(2), 4, config, unimix=0.0, squashed=False)
+    actor = WorldActor(1, Discrete(2), config, unimix=0.0, squashed=False)
     nn.init.zeros_(actor.output.weight)
     actor.output.bias.data = torch.tensor([0.0, 0.0]).index_fill(0, torch.tensor(preferred), 60.0)
     return actor

@@ -11,7 +11,14 @@ from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.distributions import Categorical, MultiCategorical, masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete
-from rl_lab.networks.cnn import ImpalaCNN, ImpalaConfig, NatureCNN, NatureConfig
+from rl_lab.networks.cnn import (
+    GridCNN,
+    GridConfig,
+    ImpalaCNN,
+    ImpalaConfig,
+    NatureCNN,
+    NatureConfig,
+)
 from rl_lab.networks.encoder import AutoEncoderConfig, DictEncoder, make_encoder
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.memory.recurrent import NoMemoryConfig
@@ -90,17 +97,47 @@ def test_auto_looks_at_the_space():
     assert make_encoder(auto, vector(3)).out_dim == 7
 
 
-def test_one_encoder_for_each_part():
+def test_codes_on_a_grid_are_not_brightness():
+    auto = AutoEncoderConfig()
+    minigrid = image(3, 7, 7)  # its space says 0 … 255, its numbers are names of things
+    assert isinstance(make_encoder(auto, minigrid), GridCNN)
+    few = Box((1, 40, 40), np.dtype(np.uint8), np.zeros((1, 40, 40)), np.full((1, 40, 40), 10))
+    assert isinstance(make_encoder(auto, few), GridCNN)
+    assert isinstance(make_encoder(auto, image(3, 16, 16)), NatureCNN)
+    assert isinstance(make_encoder(auto, image(3, 7, 7, dtype=np.float32)), NatureCNN)
+    encoder = GridCNN(GridConfig(features=5), minigrid)
+    assert encoder(rows(minigrid, 4, 2)).shape == (4, 2, 5)
+    codes = torch.zeros(1, 3, 7, 7, dtype=torch.uint8)
+    codes[0, 0, 3, 3] = 9
+    planes = torch.nn.functional.one_hot(codes.long(), encoder.codes).float()
+    planes = planes.movedim(-1, 2).flatten(1, 2)  # [1, 3 * codes, 7, 7], a plane for each code
+    expected = encoder.output(encoder.layers(planes).flatten(1)).relu()
+    torch.testing.assert_close(encoder(codes), expected)
+
+
+def test_parts_of_a_dict_are_joined_before_one_mlp():
     config = AutoEncoderConfig(
         hidden_dims=[7], parts={"camera": {"type": "impala", "features": 5}, "room": "mlp_tiny"}
     )
     encoder = make_encoder(config, PARTS)
-    assert isinstance(encoder, DictEncoder) and encoder.out_dim == 5 + 7 + 64
-    obs = rows(PARTS, 4)
-    features = encoder(obs)
-    changed = encoder({**obs, "room": (obs["room"] + 1) % 3})
-    assert torch.equal(features[:, :12], changed[:, :12])  # only its own features move
-    assert not torch.equal(features[:, 12:], changed[:, 12:])
+    assert isinstance(encoder, DictEncoder) and encoder.out_dim == 7
+    assert encoder.layers[0].in_features == 5 + 2 + 64  # impala, the vector as it is, mlp_tiny
+    assert encoder(rows(PARTS, 4)).shape == (4, 7)
+
+
+def test_parts_of_a_dict_interact():
+    """A head that is linear in features must not be a sum of one function per part."""
+    space = Dict({"left": Discrete(2), "right": Discrete(2)})
+    encoder = make_encoder(AutoEncoderConfig(hidden_dims=[8]), space)
+    pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+    features = encoder({"left": pairs[:, 0], "right": pairs[:, 1]})
+    mixed = features[0] - features[1] - features[2] + features[3]
+    assert mixed.abs().max() > 1e-3
+
+
+def test_one_part_alone_is_encoded_as_without_a_dict():
+    space = Dict({"camera": image(3, 20, 24), ACTION_MASK: vector(3)})
+    assert make_encoder(AutoEncoderConfig(hidden_dims=[7]), space).out_dim == 512
 
 
 @pytest.mark.parametrize(
@@ -215,8 +252,8 @@ def test_parts_may_have_any_names():
     names = ["keys", "values", "type", "", "a.b", "a_b", "training"]
     space = Dict({name: vector(2) for name in names})
     encoder = make_encoder(AutoEncoderConfig(hidden_dims=[3]), space)
-    assert len(encoder.parts) == len(names) and encoder.out_dim == 3 * len(names)
-    assert encoder(rows(space, 4)).shape == (4, 3 * len(names))
+    assert len(encoder.parts) == len(names) and encoder.layers[0].in_features == 2 * len(names)
+    assert encoder(rows(space, 4)).shape == (4, 3)
 
 
 def test_an_encoder_with_a_forward_of_its_own_is_what_acts():

@@ -9,7 +9,7 @@ from rl_lab.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.mlp import Flatten, MLPEncoderConfig
 from rl_lab.networks.model import ActorCritic, HeadConfig, NetworkConfig
-from rl_lab.networks.normalizer import ObservationNormalizer
+from rl_lab.networks.normalizer import ObservationNormalizer, is_normalizable
 
 
 def box(size, low=-np.inf, high=np.inf):
@@ -177,6 +177,19 @@ def test_running_normaliser_moves_only_when_told_and_travels_with_the_weights():
     assert torch.equal(other(torch.ones(2)), normalizer(torch.ones(2)))
     assert other.moments.count == 1000
     assert normalizer(torch.full((2,), 1e9)).tolist() == [10.0, 10.0]
+
+
+def test_integer_vectors_are_normalised_and_indices_and_images_are_not():
+    bounds = np.zeros(3), np.full(3, 100)
+    vector = Box((3,), np.dtype(np.int64), *bounds)
+    normalizer = ObservationNormalizer("running", vector)
+    frames = np.random.default_rng(0).integers(0, 100, size=(1000, 3))
+    normalizer.absorb(frames)
+    seen = normalizer(torch.from_numpy(frames))
+    torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(seen.std(0), torch.ones(3), atol=1e-2, rtol=0)
+    image = Box((1, 4, 4), np.dtype(np.uint8), np.zeros((1, 4, 4)), np.full((1, 4, 4), 255))
+    assert [is_normalizable(each) for each in (vector, image, Discrete(3))] == [True, False, False]
 
 
 def test_static_normaliser_uses_finite_bounds_only():

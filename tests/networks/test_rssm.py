@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rl_lab.networks.rssm import RSSM, BlockGRU, BlockLinear, RSSMShape, mixed
+from rl_lab.networks.rssm import GRU, RSSM, BlockGRU, BlockLinear, RSSMShape, mixed
 
 SHAPE = {
     "deter": 8,
@@ -167,46 +167,88 @@ def test_without_noise_the_likeliest_latent_is_taken(kind):
 # -- the memory ------------------------------------------------------------------------------------
 
 
+def shape(**more) -> RSSMShape:
+    return RSSMShape(**{**SHAPE, **KINDS["blocks"], **more})
+
+
 def test_a_gru_by_hand():
-    """One unit, one input, no normalisation; rows of the matrix: memory first, then input."""
-    cell = BlockGRU(1, 1, 1, "none")
+    """One unit, one input that enters as it is; columns of the matrix: memory first, then input."""
+    cell = GRU(shape(deter=1, hidden=1, blocks=1, norm="none"), 1, 1)
+    cell.enter = torch.nn.Linear(2, 1)
     with torch.no_grad():
-        cell.gates.weight.copy_(torch.tensor([[[0.1, 0.2, 0.3], [0.4, 0.5, 0.6]]]))
+        cell.enter.weight.copy_(torch.tensor([[1.0, 2.0]]))
+        cell.enter.bias.zero_()
+        cell.gates.weight.copy_(torch.tensor([[0.1, 0.4], [0.2, 0.5], [0.3, 0.6]]))
         cell.gates.bias.copy_(torch.tensor([0.01, 0.02, 0.03]))
-    found = cell(torch.tensor([[2.0]]), torch.tensor([[-1.0]]))
+    found = cell(*(torch.tensor([[each]]) for each in (-1.0, 1.0, 0.5)))  # 1 + 2 · .5 enters
     reset = 1 / (1 + math.exp(-(-0.1 + 0.8 + 0.01)))
     candidate = math.tanh(reset * (-0.2 + 1.0 + 0.02))
     update = 1 / (1 + math.exp(-(-0.3 + 1.2 + 0.03 - 1)))
     assert found.item() == pytest.approx(update * candidate + (1 - update) * -1.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["none", "rms"])
-def test_one_block_is_the_general_formula(norm):
-    """The gates of a block lie side by side; normalisation is over all of them."""
-    torch.manual_seed(0)
-    cell = BlockGRU(3, 4, 1, norm)
-    x, deter = torch.randn(5, 3), torch.randn(5, 4)
-    fast = cell(x, deter)
-    gates = cell.norm(torch.cat([deter, x], -1) @ cell.gates.weight[0] + cell.gates.bias)
-    reset, candidate, update = gates.reshape(5, 1, 3, -1).unbind(2)
-    candidate = (reset.sigmoid() * candidate).tanh()
-    keep = (update - 1).sigmoid()
-    torch.testing.assert_close(fast, (keep * candidate).flatten(1) + (1 - keep.flatten(1)) * deter)
+@pytest.mark.parametrize("norm", ["none", "layer", "rms"])
+def test_gates_are_normalized_by_the_norm_that_was_asked_for(norm):
+    expected = {"none": "Identity", "layer": "LayerNorm", "rms": "RMSNorm"}[norm]
+    assert type(GRU(shape(norm=norm), 12, 2).norm).__name__ == expected
+    assert type(BlockGRU(shape(norm=norm), 12, 2).norm).__name__ == expected
 
 
-def test_blocks_are_independent_grus_of_the_same_input():
+@pytest.mark.parametrize("blocks", [2, 4])
+def test_blocks_by_the_formula_of_the_paper(blocks):
+    """Embeddings are repeated for each block and joined to its own part; gates lie side by side."""
     torch.manual_seed(0)
-    cell = BlockGRU(3, 4, 2, "none")
-    torch.nn.init.normal_(cell.gates.bias)
-    x, deter = torch.randn(5, 3), torch.randn(5, 4)
-    found = cell(x, deter)
-    for block in range(2):
-        single = BlockGRU(3, 2, 1, "none")
-        with torch.no_grad():
-            single.gates.weight.copy_(cell.gates.weight[block : block + 1])
-            single.gates.bias.copy_(cell.gates.bias[6 * block : 6 * block + 6])
-        own = slice(2 * block, 2 * block + 2)
-        torch.testing.assert_close(found[:, own], single(x, deter[:, own]))
+    sizes = shape(blocks=blocks)
+    cell = BlockGRU(sizes, 12, 2)
+    for name, each in cell.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(each)
+    deter, stoch, action = torch.randn(5, 8), torch.randn(5, 12), torch.randn(5, 2)
+    embedded = cell.enter_deter(deter), cell.enter_stoch(stoch), cell.enter_action(action)
+    own = deter.reshape(5, blocks, -1)
+    read = torch.cat([own, torch.cat(embedded, -1)[:, None].expand(-1, blocks, -1)], -1)
+    shared = cell.shared.weight.reshape(blocks, 8 // blocks, -1).transpose(1, 2)
+    matrix = torch.cat([cell.own.weight, shared], 1)  # [blocks, own + 3 · hidden, own]
+    hidden = torch.einsum("bgi,gio->bgo", read, matrix).flatten(1) + cell.own.bias
+    hidden = torch.nn.functional.silu(cell.norm(hidden))
+    gates = cell.gates(hidden).reshape(5, blocks, 3, -1)
+    reset, candidate, update = (gates[:, :, index].flatten(1) for index in range(3))
+    update = torch.sigmoid(update - 1)
+    candidate = torch.tanh(torch.sigmoid(reset) * candidate)
+    expected = update * candidate + (1 - update) * deter
+    torch.testing.assert_close(cell(deter, stoch, action), expected)
+
+
+def test_every_block_reads_the_whole_memory():
+    """The Jacobian of the memory has no block of zeros: each part is moved by each other part.
+
+    Without a norm, through which parts of the hidden layer would know each other's size.
+    """
+    rssm = make("blocks", norm="none")
+    state = some_state(rssm, 1)
+
+    def remember(deter):
+        return rssm.imagine_step({**state, "deter": deter}, torch.ones(1, 2), NOISE)["deter"][0]
+
+    jacobian = torch.autograd.functional.jacobian(remember, state["deter"])[:, 0]
+    parts = jacobian.reshape(2, 4, 2, 4).abs().amax((1, 3))
+    assert parts.min() > 1e-4
+
+
+NOISE = torch.ones(1, 3, 4)
+
+
+@every_kind
+def test_the_model_sees_actions_as_environments_take_them(kind):
+    """Beyond ±1 they are clipped; gradients go on."""
+    rssm = make(kind)
+    noise, state = rssm.noise((1,), stream(1)), some_state(rssm, 1)
+    wild, clipped = torch.tensor([[3.0, -0.5]]), torch.tensor([[1.0, -0.5]])
+    found = rssm.imagine_step(state, wild, noise)["deter"]
+    torch.testing.assert_close(found, rssm.imagine_step(state, clipped, noise)["deter"])
+    wild.requires_grad_()
+    moved = rssm.imagine_step(state, wild, noise)["deter"].sum()
+    assert torch.autograd.grad(moved, wild)[0].abs().min() > 0
 
 
 def test_a_block_linear_layer_is_a_block_diagonal_matrix():
@@ -217,15 +259,14 @@ def test_a_block_linear_layer_is_a_block_diagonal_matrix():
     torch.testing.assert_close(layer(x), x @ torch.block_diag(*layer.weight) + layer.bias)
 
 
-def test_a_fresh_memory_remembers():
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_fresh_memory_remembers(blocks):
     """The update gate begins near sigmoid(-1) = 0.27, not at a half."""
-    cell = BlockGRU(2, 3, 1, "none")
+    cell = make("blocks", blocks=blocks, norm="none").memory
     torch.nn.init.zeros_(cell.gates.weight)
-    deter = torch.tensor([[1.0, -2.0, 4.0]])
-    kept = 1 - 1 / (1 + math.e)
-    assert cell(torch.zeros(1, 2), deter).tolist()[0] == pytest.approx(
-        [kept, -2 * kept, 4 * kept], rel=1e-6
-    )
+    deter = torch.randn(1, 8, generator=stream(0))
+    found = cell(deter, torch.zeros(1, 12), torch.zeros(1, ACTIONS))
+    torch.testing.assert_close(found, (1 - 1 / (1 + math.e)) * deter)
 
 
 # -- latents ---------------------------------------------------------------------------------------

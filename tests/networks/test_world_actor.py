@@ -10,7 +10,7 @@ from torch import nn
 from rl_lab.core.actions import as_vector
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete
 from rl_lab.networks.world_actor import WorldActor
-from rl_lab.networks.worlds import WorldModelConfig
+from rl_lab.networks.world_config import WorldModelConfig
 
 FEATURES = 4
 BOUND = np.ones((2,), np.float32)
@@ -27,7 +27,7 @@ everything = pytest.mark.parametrize(("space", "squashed"), CASES)
 def make(space: str, *, squashed: bool = False, unimix: float = 0.0) -> WorldActor:
     torch.manual_seed(0)
     config = WorldModelConfig(units=8, layers=1)
-    return WorldActor(FEATURES, SPACES[space], 8, config, unimix=unimix, squashed=squashed)
+    return WorldActor(FEATURES, SPACES[space], config, unimix=unimix, squashed=squashed)
 
 
 def says(actor: WorldActor, *raw: float) -> WorldActor:

@@ -10,16 +10,10 @@ from torch import nn
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, TERMINATED
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete
 from rl_lab.core.symlog import symexp_bins
-from rl_lab.networks.worlds import (
-    SIZES,
-    ImageDecoder,
-    ImageEncoder,
-    Scalar,
-    VectorDecoder,
-    WorldModel,
-    WorldModelConfig,
-    parts_of,
-)
+from rl_lab.networks.images import ChannelRMSNorm, ImageEncoder, PooledDecoder, StridedDecoder
+from rl_lab.networks.world_actor import WorldActor
+from rl_lab.networks.world_config import SIZES, WorldModelConfig
+from rl_lab.networks.worlds import Scalar, VectorDecoder, WorldModel, parts_of
 
 TINY = {"deter": 16, "hidden": 16, "stoch": 4, "classes": 4, "units": 16, "channels": 2}
 
@@ -124,27 +118,47 @@ def test_every_space_can_be_seen_and_shown(seen, action):
 @pytest.mark.parametrize("height", range(5, 40, 3))
 def test_images_of_any_size_come_back_in_their_own(height):
     space = box(1, height, 2 * height - 3, dtype=np.uint8)
-    encoder, decoder = ImageEncoder(space, 2, config()), ImageDecoder(6, space, 2, config())
     image = torch.zeros(2, 3, *space.shape, dtype=torch.uint8)
-    assert encoder(image).shape == (2, 3, encoder.out_dim)
-    assert decoder(torch.zeros(2, 3, 6)).shape == image.shape
+    pooled = config(convolutions="pooled", blocks=2)
+    strided = config()
+    decoders = StridedDecoder(6, space, strided), PooledDecoder(4, 2, space, pooled)
+    for decoder, kind in zip(decoders, (strided, pooled), strict=True):
+        encoder = ImageEncoder(space, kind)
+        assert encoder(image).shape == (2, 3, encoder.out_dim)
+        assert decoder(torch.zeros(2, 3, 6)).shape == image.shape
 
 
 def test_a_picture_of_64_pixels_has_four_layers():
-    encoder = ImageEncoder(box(3, 64, 64, dtype=np.uint8), 16, config())
-    convolutions = [each for each in encoder.layers if isinstance(each, nn.Conv2d)]
-    assert [each.out_channels for each in convolutions] == [16, 32, 64, 128]
-    assert encoder.out_dim == 128 * 4 * 4
+    expected = {"strided": [16, 32, 64, 128], "pooled": [32, 48, 64, 64]}
+    for kind, channels in expected.items():
+        settings = config(convolutions=kind, channels=16)
+        encoder = ImageEncoder(box(3, 64, 64, dtype=np.uint8), settings)
+        convolutions = [each for each in encoder.layers if isinstance(each, nn.Conv2d)]
+        assert [each.out_channels for each in convolutions] == channels
+        assert encoder.out_dim == channels[-1] * 4 * 4
+
+
+def test_rms_norm_of_an_image_is_that_of_each_pixel():
+    """Channels 3 and 4 at one pixel: over √(25/2). A pixel of zeros stays 0, whatever is beside."""
+    image = torch.zeros(1, 2, 1, 2)
+    image[0, :, 0, 0] = torch.tensor([3.0, 4.0])
+    found = ChannelRMSNorm(2)(image)[0, :, 0]
+    root = math.sqrt(12.5 + 1e-4)
+    assert found[:, 0].tolist() == pytest.approx([3 / root, 4 / root])
+    assert found[:, 1].tolist() == [0.0, 0.0]
+    norms = {"rms": ChannelRMSNorm, "layer": nn.GroupNorm, "none": nn.Identity}
+    for name, expected in norms.items():
+        assert isinstance(ImageEncoder(IMAGE, config(norm=name)).layers[1], expected)
 
 
 def test_pixels_are_bytes_for_the_encoder_and_for_the_loss():
     """Bytes are divided by 255; a float image is taken as it is."""
-    encoder = ImageEncoder(box(1, 4, 4, dtype=np.uint8), 2, config())  # no convolution is left
+    encoder = ImageEncoder(box(1, 4, 4, dtype=np.uint8), config())  # no convolution is left
     picture = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
     assert encoder(picture).unique().tolist() == pytest.approx([0.5])
-    decoder = ImageDecoder(6, box(1, 4, 4, dtype=np.uint8), 2, config())
+    decoder = StridedDecoder(6, box(1, 4, 4, dtype=np.uint8), config())
     assert decoder.loss(torch.zeros(1, 1, 4, 4), picture).tolist() == pytest.approx([16.0])
-    floats = ImageDecoder(6, box(1, 4, 4), 2, config())
+    floats = StridedDecoder(6, box(1, 4, 4), config())
     assert floats.loss(torch.zeros(1, 1, 4, 4), torch.full((1, 1, 4, 4), 0.5)).tolist() == [4.0]
 
 
@@ -169,15 +183,15 @@ def test_vectors_are_seen_and_shown_through_symlog():
 
 def test_losses_of_decoders_by_hand():
     """½ Σ d² through symlog; cross-entropies of indices, which add up."""
-    vector = VectorDecoder(2, box(2), 4, config())
+    vector = VectorDecoder(2, box(2), config())
     target = torch.tensor([[math.e - 1, 0.0]])  # symlog: 1, 0
     assert vector.loss(torch.tensor([[3.0, 1.0]]), target).tolist() == pytest.approx([2.5])
-    plain = VectorDecoder(2, box(2), 4, config(symlog_inputs=False))
+    plain = VectorDecoder(2, box(2), config(symlog_inputs=False))
     assert plain.loss(torch.tensor([[3.0, 1.0]]), torch.ones(1, 2)).tolist() == [2.0]
-    index = VectorDecoder(2, Discrete(2), 4, config())
+    index = VectorDecoder(2, Discrete(2), config())
     logits = torch.tensor([[math.log(3), 0.0]])
     assert index.loss(logits, torch.tensor([1])).tolist() == pytest.approx([math.log(4)])
-    both = VectorDecoder(2, MultiDiscrete((2, 3)), 4, config())
+    both = VectorDecoder(2, MultiDiscrete((2, 3)), config())
     logits = torch.tensor([[math.log(3), 0.0, 0.0, 0.0, 0.0]])
     found = both.loss(logits, torch.tensor([[0, 2]]))
     assert found.tolist() == pytest.approx([math.log(4 / 3) + math.log(3)])
@@ -192,7 +206,7 @@ def test_indices_are_shown_as_the_likeliest():
 
 
 def test_scalars_begin_as_exactly_zero_and_are_learned_in_raw_units():
-    head = Scalar(4, 8, config())
+    head = Scalar(4, config())
     features = torch.randn(3, 4, generator=stream())
     assert head.mean(features).tolist() == [0.0] * 3
     assert head.loss(features, torch.tensor([0.0, 1.0, 1e5]))[0].tolist() == pytest.approx(
@@ -208,7 +222,7 @@ def test_scalars_begin_as_exactly_zero_and_are_learned_in_raw_units():
 
 
 def test_a_scalar_of_one_number_costs_half_the_square():
-    head = Scalar(4, 8, config(two_hot=False))
+    head = Scalar(4, config(two_hot=False))
     features = torch.randn(2, 4, generator=stream())
     mean = head.mean(features)
     first, second = head.loss(features, mean + 3, mean - 1)
@@ -218,7 +232,7 @@ def test_a_scalar_of_one_number_costs_half_the_square():
 
 def test_a_scalar_through_symlog_by_hand():
     """It says ln 3: read as e^ln 3 − 1 = 2. Targets ±(e − 1) are ±1 to it: ½ (ln 3 ∓ 1)²."""
-    head = Scalar(4, 8, config(two_hot=False, symlog_scalars=True))
+    head = Scalar(4, config(two_hot=False, symlog_scalars=True))
     nn.init.zeros_(head.output.weight)
     nn.init.constant_(head.output.bias, math.log(3))
     features = torch.randn(2, 4, generator=stream())
@@ -248,21 +262,91 @@ def test_the_continuation_is_learned_from_terminated_alone():
 # -- sizes -----------------------------------------------------------------------------------------
 
 
+def layer(inputs: int, outputs: int, norm: bool = True) -> int:
+    """Weights, biases, and one scale for each output of an RMS norm."""
+    return inputs * outputs + outputs * (2 if norm else 1)
+
+
+def paper_parameters(size: str, pixels: bool, obs: int, actions: int) -> int:
+    """Parameters of all that Dreamer v3 trains, from the architecture of the authors' code.
+
+    With D deter, H hidden, S = 32 · classes, U units, c depth; "norm" is an RMS norm's scale:
+    encoder   pixels: 4 convolutions of 5 × 5 to 2c, 3c, 4c, 4c channels, each with a norm;
+              vectors: 3 layers of U
+    memory    D, S and the action to H each; 8 blocks of (D/8 + 3H) × D/8, a norm over D; then 8
+              blocks of D/8 × 3D/8 gates
+    posterior D + embedding to H, to S; prior D to H, to H, to S
+    decoder   pixels: 8 blocks of D/8 × P/8 with P = 4 · 4 · 4c, S to 2U, to P, a norm, and
+              convolutions of 5 × 5 to 4c, 3c, 2c, 3 channels; vectors: 3 layers of U and an output
+    heads     reward and continuation: 1 layer of U; policy (a Box has mean and deviation) and
+              value: 3; 255 bins for reward and value
+    """
+    sizes = SIZES[size]
+    d, h, u, c = sizes.deter, sizes.hidden, sizes.units, sizes.channels
+    s, features = 32 * sizes.classes, sizes.deter + 32 * sizes.classes
+    depths, smallest = [2 * c, 3 * c, 4 * c, 4 * c], 16 * 4 * c
+    if pixels:
+        encoder = sum(layer(25 * i, o) for i, o in zip([3, *depths], depths, strict=False))
+        embed = smallest
+        back = zip([4 * c, *depths[2::-1]], [*depths[2::-1]], strict=False)
+        decoder = 8 * (d // 8) * (smallest // 8) + smallest + 4 * c
+        decoder += layer(s, 2 * u) + layer(2 * u, smallest, norm=False)
+        decoder += sum(layer(25 * i, o) for i, o in back) + layer(25 * 2 * c, 3, norm=False)
+    else:
+        encoder, embed = layer(obs, u) + 2 * layer(u, u), u
+        decoder = layer(features, u) + 2 * layer(u, u) + layer(u, obs, norm=False)
+    memory = layer(d, h) + layer(s, h) + layer(actions, h)
+    memory += 8 * (d // 8 + 3 * h) * (d // 8) + 2 * d + 8 * (d // 8) * (3 * d // 8) + 3 * d
+    posterior = layer(d + embed, h) + layer(h, s, norm=False)
+    prior = layer(d, h) + layer(h, h) + layer(h, s, norm=False)
+    short, long = layer(features, u), layer(features, u) + 2 * layer(u, u)
+    heads = short + layer(u, 255, norm=False) + short + layer(u, 1, norm=False)
+    heads += long + layer(u, 2 * actions, norm=False) + long + layer(u, 255, norm=False)
+    return encoder + memory + posterior + prior + decoder + heads
+
+
+def test_the_formula_gives_the_known_counts():
+    assert paper_parameters("12m", True, 0, 6) / 1e6 == pytest.approx(10.49, abs=0.005)
+    assert paper_parameters("12m", False, 24, 6) / 1e6 == pytest.approx(9.74, abs=0.005)
+
+
+def test_a_size_of_the_paper_has_its_layers():
+    """Encoder, decoder, policy, value: 3. Reward, continuation: 1. Prior: 2. Posterior: 1."""
+
+    def count(layers):
+        return sum(isinstance(each, nn.Linear) for each in layers)
+
+    settings = WorldModelConfig(size="1m")
+    world = WorldModel(settings, EnvSpec("paper", box(24), box(6)))
+    actor = WorldActor(world.feature_dim, box(6), settings, unimix=0.01, squashed=False)
+    critic = Scalar(world.feature_dim, settings)
+    decoder = world.decoders["part_obs"]
+    deep = world.encoders["vectors"], decoder.layers, actor.layers, critic.layers
+    assert [count(each) for each in deep] == [3] * 4
+    assert count(world.reward.layers) == count(world.continues.layers) == 1
+    assert (count(world.rssm.prior_layers), count(world.rssm.posterior_layers)) == (2, 1)
+
+
+@pytest.mark.parametrize("pixels", [True, False])
 @pytest.mark.parametrize("size", SIZES)
-def test_the_papers_sizes_can_be_built(size):
-    spec = EnvSpec("pixels", box(3, 64, 64, dtype=np.uint8), Discrete(18))
+def test_a_size_is_the_network_of_the_paper(size, pixels):
+    space = box(3, 64, 64, dtype=np.uint8) if pixels else box(24)
+    settings = WorldModelConfig(size=size)
     with torch.device("meta"):
-        world = WorldModel(WorldModelConfig(size=size), spec)
-    millions = sum(each.numel() for each in world.parameters()) / 1e6
-    named = float(size.removesuffix("m"))
-    assert 0.75 * named < millions < 1.25 * named, millions
-    assert world.feature_dim == SIZES[size][0] + 32 * SIZES[size][2]
+        world = WorldModel(settings, EnvSpec("paper", space, box(6)))
+        inputs = world.feature_dim
+        actor = WorldActor(inputs, box(6), settings, unimix=0.01, squashed=False)
+        trained = [world, actor, Scalar(inputs, settings)]
+    found = sum(each.numel() for part in trained for each in part.parameters())
+    assert found == pytest.approx(paper_parameters(size, pixels, 24, 6), rel=0.02)
+    assert world.feature_dim == SIZES[size].deter + 32 * SIZES[size].classes
 
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
         ({"deter": 10, "blocks": 4}, "blocks 4 does not divide deter 10"),
+        ({"convolutions": "pooled", "blocks": 16}, "blocks 16 does not divide 4 · channels 2"),
         ({"units": 0}, "units must be 1 or more, got 0"),
         ({"unimix": 1.0}, "unimix must be below 1, got 1"),
         ({"min_std": -0.1}, "min_std must be 0 or more, got -0.1"),
@@ -275,6 +359,7 @@ def test_sizes_that_cannot_be_are_refused(wrong, said):
 
 
 CHANGED = {"deter": 256, "hidden": 32, "stoch": 32, "classes": 16, "blocks": 8, "units": 32}
+CHANGED |= {"layers": 3, "head_layers": 1, "prior_layers": 2, "convolutions": "pooled"}
 
 
 @pytest.mark.parametrize(("name", "value"), [*CHANGED.items(), ("channels", 8)])
@@ -371,7 +456,7 @@ def test_pictures_are_weighed_as_each_version_does():
     guess = image.clone()
     guess[:, 2, 2] = 0.5
     for symlog_inputs, expected in ((True, 0.75), (False, 0.375)):
-        decoder = ImageDecoder(4, space, 2, WorldModelConfig(symlog_inputs=symlog_inputs))
+        decoder = StridedDecoder(4, space, config(symlog_inputs=symlog_inputs))
         assert decoder.loss(guess, image).item() == expected
 
 

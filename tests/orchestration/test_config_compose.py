@@ -90,6 +90,10 @@ def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
     assert algorithm["model_rate"] == 4e-5 and algorithm["batch_length"] == 64
     assert "and size 12m with what its authors learned it with, on CartPole-v1" in sized.notes[0]
     validate(sized.tree, {})
+    ratios = {"dm_control/walker-walk": 1.0, "ALE/Pong-v5": 1 / 32, "CartPole-v1": 0.25}
+    for environment, ratio in ratios.items():
+        found = compose(f"{environment}:dreamer_v3_1m").tree["algorithm"]
+        assert found["replay_ratio"] == ratio
     with pytest.raises(UserError, match="no algorithm 'dreamer_v3_own'"):
         compose("CartPole-v1:dreamer_v3_own")
     with pytest.raises(UserError, match="no algorithm 'ppo_12m'"):

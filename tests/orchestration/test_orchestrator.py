@@ -429,6 +429,14 @@ def test_episodes_without_a_limit_get_one_in_evaluations(tmp_path, monkeypatch):
     assert evaluations(limited.run)[-1]["eval/length_mean"] == 9.0
 
 
+def test_a_normaliser_that_can_do_nothing_is_reported(tmp_path):
+    words = ["environment.normalize_obs=true", "training.total_timesteps=64"]
+    said = tiny_run(tmp_path / "a", "FrozenLake-v1:ppo_none", *words).run.log_file.read_text()
+    assert "WARNING: environment.normalize_obs changes nothing" in said
+    run = tiny_run(tmp_path / "b", "CartPole-v1:ppo_none", *words).run
+    assert "changes nothing" not in run.log_file.read_text()
+
+
 def test_a_phase_that_never_began_waited_for_nothing(tmp_path):
     phases = (
         "training.phases=[{name: first, max_steps: 5_000, hooks: [collect, update]},"

@@ -94,6 +94,19 @@ def test_the_step_of_a_phase_is_that_of_the_run():
     assert seen == [("a", 0), ("a", 10), ("b", 20), ("b", 30)]
 
 
+def test_schedules_are_read_where_the_cycle_began_and_resume_does_not_change_it():
+    blocks = [{"name": "a", "hooks": ["collect", "update"]}]
+    scheduler = PhaseScheduler(parse_phases(blocks), 1000)
+    for _ in range(2):
+        scheduler.advance("collect", steps=10)
+        scheduler.advance("update", updates=1)
+    scheduler.advance("collect", steps=10)
+    resumed = PhaseScheduler(parse_phases(blocks), 1000)
+    resumed.set_state(scheduler.get_state())
+    for each in (scheduler, resumed):
+        assert (each.view()["step"], each.view()["env_steps"]) == (20, 30)
+
+
 def test_a_skipped_update_counts_nothing_and_an_idle_phase_is_an_error():
     blocks = [{"name": "fit", "type": "offline", "duration_updates": 5, "hooks": ["update"]}]
     scheduler = PhaseScheduler(parse_phases(blocks), 100)

@@ -13,6 +13,7 @@ from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.records.sinks import Sinks
 
 TRACK, DREAM = "PixelTrack-v0:world_models", "PixelTrack-v0:world_models_dream"
+LAB, PAPER = "+experiment=og_wm_carracing", "+experiment=CarRacing-v3/world_models_paper"
 SMALL_NETWORKS = [  # what a run costs, not what it does
     *("algorithm.latent=2", "algorithm.channels=[2,4]", "algorithm.hidden=4"),
     *("algorithm.batch_size=8", "algorithm.sequences=4", "algorithm.mixtures=2"),
@@ -26,10 +27,10 @@ def small(spec, steps, *words):
 
 
 @pytest.mark.parametrize("steps", [300, 1_000, 2_000])
-@pytest.mark.parametrize("spec", [TRACK, DREAM, "+experiment=og_wm_carracing"])
+@pytest.mark.parametrize("spec", [TRACK, DREAM, LAB, PAPER])
 def test_every_phase_comes_and_every_part_learns(tmp_path, spec, steps):
-    track = ["environment.id=PixelTrack-v0", "environment.wrappers=[]"]  # the same, without cars
-    words = [spec, *track] if "=" in spec else []
+    track = ["environment.id=PixelTrack-v0", "environment.wrappers=[]", "algorithm.squash=[]"]
+    words = [spec, *track] if spec in (LAB, PAPER) else []  # the same, without cars
     config, _ = small(None if words else spec, steps, *words, *SMALL_NETWORKS)
     opened = lambda: RunDirectory.create(tmp_path, "small")  # noqa: E731
     run = build_run(resolve(config), opened, Sinks([], None))[0]
@@ -123,4 +124,4 @@ def test_a_plain_total_is_a_cap_and_says_what_never_comes(tmp_path, capsys):
 def test_smoke_trains_every_part(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["smoke", DREAM, "--presets", "--timesteps", "300"]) == 0
-    assert "1 ok, 0 failed" in capsys.readouterr().out
+    assert "2 ok, 0 failed" in capsys.readouterr().out  # and its control

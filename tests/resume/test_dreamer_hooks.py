@@ -16,7 +16,8 @@ PHASES = (
     "{name: both, duration_cycles: 2,"
     " hooks: [collect, update_world_model, evaluate, update_controller]},"
     "{name: dream, type: offline, duration_updates: 2, hooks: [update_controller]},"
-    "{name: play, duration_cycles: 1, hooks: [collect, update_controller]}]"
+    "{name: play, duration_cycles: 1, hooks: [collect, update_controller]},"
+    "{name: turns, duration_cycles: 2, hooks: [collect, update]}]"
 )
 WORDS = [
     "CartPole-v1:random",
@@ -32,7 +33,7 @@ WORDS = [
     "checkpoint.every_steps=32",
     "training.total_timesteps=4096",
 ]
-HOOKS = 2 + 2 + 2 * 4 + 2 + 2
+HOOKS = 2 + 2 + 2 * 4 + 2 + 2 + 2 * 2
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def straight(tmp_path_factory):
     return run_hash(tiny_run(tmp_path_factory.mktemp("straight"), *WORDS).run)
 
 
-@pytest.mark.parametrize("number", [3, 6, 7, 10, 11, 13, 15])
+@pytest.mark.parametrize("number", [3, 6, 7, 10, 11, 13, 15, 17, 18])
 def test_stopped_here_it_ends_the_same(tmp_path, monkeypatch, straight, number):
     assert hash_if_stopped(tmp_path, monkeypatch, f"hook.after:error@{number}", WORDS) == straight
 

@@ -26,7 +26,7 @@ from rl_lab.orchestration.config import to_tree
 from rl_lab.orchestration.validation import validate
 from rl_lab.workflows.dqn import DQNConfig, dqn_loss, voted_entropy
 from rl_lab.workflows.greedy import policy_entropy
-from tiny_runs import tiny_config
+from tiny_runs import tiny_config, tiny_run
 from workflows.test_dqn import GAMMA, PHASE, SMALL, box, network
 
 C51 = ["algorithm.distribution=c51", "algorithm.atoms=11", "algorithm.value_range=[-5, 5]"]
@@ -138,6 +138,18 @@ def test_mass_beyond_the_range_is_told():
     batch = rows(**{REWARD: torch.tensor([3.5, 9.0])})  # 3.5 + .5 z: 3.5, and beyond 4.5, 5.5
     _, metrics = loss_of(ONLINE, TARGET, batch)
     assert metrics["out_of_range"].item() == pytest.approx((0.5 + 1.0) / 2)
+
+
+def test_a_range_that_is_too_narrow_is_reported_once(tmp_path):
+    narrow = ["algorithm.distribution=c51", "algorithm.value_range=[0, 1]"]
+    words = [*narrow, "algorithm.learning_starts=64", "algorithm.batch_size=16"]
+    for each, count in (("[0, 1]", 1), ("[-1000, 1000]", 0)):
+        words[1] = f"algorithm.value_range={each}"
+        run = tiny_run(tmp_path / each, "CartPole-v1:dqn_none", *words).run
+        assert (
+            run.log_file.read_text().count("c51's targets lie outside of algorithm.value_range")
+            == count
+        )
 
 
 def test_the_gradient_of_c51_is_the_difference_of_chances():

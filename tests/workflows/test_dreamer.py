@@ -10,18 +10,18 @@ from torch import nn
 
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, TERMINATED, TRUNCATED
 from rl_lab.core.errors import ConfigError
-from rl_lab.core.optim import OptimizerConfig
+from rl_lab.core.optim import LaPropConfig, OptimizerConfig
 from rl_lab.core.schedule import Schedule
 from rl_lab.core.spec import Box, Discrete, EnvSpec
 from rl_lab.networks.dreaming import Lesson
 from rl_lab.networks.rssm import RSSM, RSSMShape
 from rl_lab.networks.world_actor import WorldActor
-from rl_lab.networks.worlds import Scalar, WorldModel, WorldModelConfig
+from rl_lab.networks.world_config import WorldModelConfig
+from rl_lab.networks.worlds import Scalar, WorldModel
 from rl_lab.workflows.dreamer import (
     DreamerV1Config,
     DreamerV2Config,
     DreamerV3Config,
-    LaPropConfig,
     balanced_kl,
     critic_loss,
     reinforce_loss,
@@ -171,7 +171,7 @@ def test_the_divergence_teaches_prior_and_posterior_by_their_own_weights():
 def bandit_actor(*raw: float) -> WorldActor:
     torch.manual_seed(0)
     config = WorldModelConfig(units=4, layers=1)
-    actor = WorldActor(1, Discrete(2), 4, config, unimix=0.0, squashed=False)
+    actor = WorldActor(1, Discrete(2), config, unimix=0.0, squashed=False)
     nn.init.zeros_(actor.output.weight)
     actor.output.bias.data = torch.tensor(raw)
     return actor
@@ -198,7 +198,7 @@ def test_the_reinforce_loss_by_hand():
 
 
 def one_number_critic(value: float) -> Scalar:
-    critic = Scalar(1, 4, WorldModelConfig(units=4, layers=1, two_hot=False))
+    critic = Scalar(1, WorldModelConfig(units=4, layers=1, two_hot=False))
     nn.init.zeros_(critic.output.weight)
     nn.init.constant_(critic.output.bias, value)
     return critic

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl_lab.core.batch import ACTION, OBS, REWARD
+from rl_lab.core.batch import ACTION, OBS, PREVIOUS_ACTION, RESET, REWARD
 from rl_lab.core.errors import UserError
 from rl_lab.core.tree import picked
 from rl_lab.planning.plans import shifted
@@ -62,15 +62,33 @@ def test_the_actor_is_asked_in_each_state_of_the_dream(dreams):
     run = dreams("dreamer_v1")
     workflow, seen = run.workflow, windows(run)
     found, rng = workflow.imagine(horizon=3, seen=seen, seed=7), torch.Generator().manual_seed(7)
-    state = workflow.begin_dream(seen)
+    state = workflow.begin_dream(seen, rng)
     for action in found[ACTION]:
         expected = workflow.actor.mode(workflow.world.rssm.features(state))
         assert torch.equal(action, expected)
         state, _, _ = workflow.dream_step(state, action, rng)
     assert len(found[ACTION].unique()) > 1
     again = workflow.imagine(horizon=3, seen=seen, seed=8)
-    assert torch.equal(again[ACTION][0], found[ACTION][0])
-    assert not torch.equal(again[OBS], found[OBS])  # of other latents
+    assert not torch.equal(again[ACTION][0], found[ACTION][0])  # of other latents
+    assert not torch.equal(again[OBS], found[OBS])
+
+
+@pytest.mark.parametrize("name", ["dreamer_v1", "dreamer_v3", "planet"])
+def test_dreams_begin_with_drawn_latents(dreams, name):
+    """As in learning: each frame's latent is a draw from the posterior, not its likeliest value."""
+    run = dreams(name)
+    workflow, seen = run.workflow, windows(run)
+    rssm, world = workflow.world.rssm, workflow.world
+    expected, drawn = rssm.initial(3), world.noise((6, 3), torch.Generator().manual_seed(4))
+    embeds = world.embed(seen[OBS])
+    with torch.no_grad():
+        for at in range(6):
+            action = seen[PREVIOUS_ACTION][at]
+            expected, _ = rssm.observe(expected, action, embeds[at], seen[RESET][at], drawn[at])
+    found = workflow.begin_dream(seen, torch.Generator().manual_seed(4))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    other = workflow.begin_dream(seen, torch.Generator().manual_seed(5))
+    assert not torch.equal(found["stoch"], other["stoch"])
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -78,7 +96,7 @@ def test_the_planner_plans_anew_in_each_state_of_the_dream(dreams, warm):
     run = dreams("planet", **{"planner.warm_start": warm})
     workflow, seen = run.workflow, windows(run)
     found, rng = workflow.imagine(horizon=3, seen=seen), torch.Generator().manual_seed(0)
-    state, first = workflow.begin_dream(seen), None
+    state, first = workflow.begin_dream(seen, rng), None
     for action in found[ACTION]:
         with torch.no_grad():
             fixed = torch.Generator().manual_seed(0)

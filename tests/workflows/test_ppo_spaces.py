@@ -43,6 +43,29 @@ def test_it_trains_and_the_first_ratio_is_one(tmp_path, name):
             assert float(line.split('"train/ratio_error": ')[1].split(",")[0]) < 1e-5
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [
+            "space_envs:Xor-v0:ppo_none",
+            "algorithm.learning_rate=1e-2",
+            "training.total_timesteps=4096",
+        ],
+        [
+            *("space_envs:Xor-v0:dqn_none", "algorithm.learning_rate=1e-2"),
+            *("algorithm.learning_starts=200", "algorithm.batch_size=64"),
+            "training.total_timesteps=1500",
+        ],
+    ],
+    ids=["ppo", "dqn"],
+)
+def test_parts_that_only_say_something_together_are_learned_from(tmp_path, words):
+    outcome = tiny_run(tmp_path, *words, "evaluation.every_steps=0", "evaluation.test_episodes=200")
+    assert (
+        outcome.summary["test"]["last"]["return_mean"] >= 0.95
+    )  # one function per part reaches 0.75
+
+
 def test_without_the_mask_the_forbidden_is_done(tmp_path):
     with pytest.raises(RuntimeError, match="forbidden"):  # so the runs above prove something
         tiny_run(tmp_path, f"{GATES}:ppo_none", *SHORT)

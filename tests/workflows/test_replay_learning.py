@@ -12,6 +12,7 @@ from rl_lab.core import registry
 from rl_lab.core.batch import INDEX, OBS, REWARD, STEPS, WEIGHT, Action
 from rl_lab.core.errors import ConfigError, NonFiniteError
 from rl_lab.core.optim import FlatOptimizer
+from rl_lab.core.schedule import at
 from rl_lab.core.state import fingerprint, join, split
 from rl_lab.core.target import Target
 from rl_lab.workflows.replay import ERROR, ReplayConfig, ReplayWorkflow
@@ -207,9 +208,18 @@ def test_windows_and_the_correction_of_the_bias_are_asked_for(tiny):
     for step, beta in ((50, 0.75), (100, 1.0)):
         batch = workflow.sample(buffer, hook="update", phase=phase(step))
         assert batch[REWARD].shape == (*batch[STEPS].shape, 3)
-        # the smallest priority has weight 1: (1 / p) ** (α β), with α = 0.6
-        expected = priorities[batch[INDEX]] ** (-0.6 * beta)
+        # the smallest priority of a minibatch has weight 1: (1 / p) ** (α β), with α = 0.6
+        drawn = priorities[batch[INDEX]]
+        expected = (drawn.amin(1, keepdim=True) / drawn) ** (0.6 * beta)
         torch.testing.assert_close(batch[WEIGHT], expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", ["dqn", "sac", "sql"])
+def test_the_correction_of_the_bias_grows_over_the_run_by_default(tiny, algorithm):
+    config = tiny(f"CartPole-v1:{algorithm}" if algorithm != "sql" else "Pendulum-v1:sql").config
+    total = config.training.total_timesteps
+    found = [at(config.algorithm, step).importance_beta for step in (0, total // 2, total)]
+    assert found == pytest.approx([0.4, 0.7, 1.0])
 
 
 # -- what cannot work ----------------------------------------------------------------------------

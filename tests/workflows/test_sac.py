@@ -7,7 +7,17 @@ import pytest
 import torch
 
 from rl_lab.core import compiled
-from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, REWARD, STEPS, TERMINATED, TRUNCATED, WEIGHT
+from rl_lab.core.batch import (
+    ACTION,
+    ACTION_MASK,
+    NEXT_OBS,
+    OBS,
+    REWARD,
+    STEPS,
+    TERMINATED,
+    TRUNCATED,
+    WEIGHT,
+)
 from rl_lab.core.distributions import Categorical, SquashedGaussian
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
@@ -213,6 +223,17 @@ def test_the_temperature_rises_when_entropy_is_missing_and_falls_when_there_is_e
 def test_what_auto_means_for_the_entropy():
     assert entropy_goal(SACConfig(), Discrete(4)) == pytest.approx(0.89 * math.log(4))
     assert entropy_goal(SACConfig(target_entropy=-0.5), unit_box(3)) == -0.5
+
+
+def test_the_entropy_to_keep_is_a_share_of_what_masks_allow():
+    mask = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 1, 0]], dtype=torch.int8)
+    found = entropy_goal(SACConfig(), Discrete(4), {ACTION_MASK: mask})
+    expected = 0.89 * torch.tensor([math.log(4), math.log(2), 0.0])
+    torch.testing.assert_close(found, expected)
+    # Of a row with a single action, whose log π is 0, nothing is missing.
+    loss, gradient = temperature_loss(torch.tensor(1.0), torch.zeros(1), found[2:])
+    assert loss.item() == gradient.item() == 0.0
+    assert entropy_goal(SACConfig(target_entropy=0.3), Discrete(4), {ACTION_MASK: mask}) == 0.3
 
 
 def unit_box(size: int) -> Box:

@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, REWARD, TERMINATED, TRUNCATED
+from rl_lab.core.batch import (
+    ACTION,
+    ACTION_MASK,
+    NEXT_OBS,
+    OBS,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+)
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.schedule import at
 from tiny_runs import tiny_config, tiny_run
@@ -55,6 +63,18 @@ def test_the_soft_optimal_policy_of_one_decision(tiny):
     assert chances[0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=0.01)
     q = workflow.critic(torch.ones(1, 4))[:, 0]
     torch.testing.assert_close(q, torch.tensor([[0.0, 1.0]] * 2), atol=0.02, rtol=0)
+
+
+def test_the_temperature_falls_where_masks_leave_little_to_choose(tiny):
+    """All legal actions are worth the same, so the policy is as random as it can be."""
+    workflow = tiny(GATES, MASK, *SMALL, "algorithm.initial_temperature=0.1").workflow
+    mask = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [1, 1, 1, 0, 0], [0, 1, 0, 1, 0]])
+    rows = rows_of(torch.tensor([0, 2, 2, 1]), torch.zeros(4), 3, terminated=True)
+    parts = workflow.context.spec.observation.parts
+    (name,) = set(parts) - {ACTION_MASK}
+    rows[OBS] = rows[NEXT_OBS] = {name: rows[OBS], ACTION_MASK: mask.to(torch.int8)}
+    learned(workflow, rows, 150)
+    assert workflow.temperature.log_alpha.exp().item() < 0.1
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])

@@ -111,8 +111,24 @@ def test_the_same_state_gets_the_same_action_until_the_noise_changes(sac):
     assert not torch.equal(tried[0][0], tried[0][1])  # every environment has its own
 
 
-def test_noise_lasts_for_an_episode_unless_said_otherwise(sac):
+def test_the_mean_of_gsde_is_bounded(sac):
+    """A mean that runs away would leave tanh without a gradient and noise without an effect."""
     workflow = sac(CONTINUOUS, GSDE)
+    head = workflow.actor.head
+    torch.nn.init.constant_(head.mean.bias, 50.0)
+    obs = torch.ones(4, 3)
+    assert workflow.actor(obs).mean.tolist() == [[2.0]] * 4
+    quiet = head.explore(workflow.actor.encoder(obs), torch.zeros(4, *head.log_std.shape))
+    torch.testing.assert_close(quiet, torch.full((4, 1), 2.0).tanh())
+
+
+def test_noise_of_gsde_does_not_last_for_whole_episodes_by_default(sac):
+    every = sac(CONTINUOUS, GSDE).config.noise_every
+    assert 0 < every < 200
+
+
+def test_noise_may_last_for_an_episode(sac):
+    workflow = sac(CONTINUOUS, GSDE, "algorithm.noise_every=0")
     obs, state = torch.ones(2, 3), workflow.initial_state(2)
     first = workflow.act(obs, state, deterministic=False)
     later = workflow.act(obs, first.state, deterministic=False)

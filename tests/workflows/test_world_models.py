@@ -1,5 +1,7 @@
 """World Models: the controller and its dreams by hand, who sees what and when, what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -37,8 +39,34 @@ def test_controllers_by_hand():
 
 
 def test_decisions_are_bounded_or_the_largest():
-    assert decided(UNIT, torch.tensor([[0.0], [1e3]])).tolist() == [[0.0], [1.0]]
-    assert decided(Discrete(3), torch.tensor([[0.1, 3.0, -1.0]])).tolist() == [1]
+    assert decided(UNIT, torch.tensor([[0.0], [1e3]]), ["tanh"]).tolist() == [[0.0], [1.0]]
+    assert decided(Discrete(3), torch.tensor([[0.1, 3.0, -1.0]]), []).tolist() == [1]
+
+
+def test_each_action_dimension_has_its_own_squashing():
+    """−1 is the lower bound of the environment, 1 the upper one."""
+    ones = np.ones(3, np.float32)
+    space = Box((3,), np.dtype(np.float32), -ones, ones)
+    raw = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [9e9, 9e9, 9e9]])
+    steer, gas, brake = decided(space, raw, ["tanh", "sigmoid", "clipped_tanh"]).unbind(-1)
+    up, half = math.tanh(1.0), math.tanh(0.5)  # 2 · sigmoid(1) − 1 = tanh(1/2)
+    assert steer.tolist() == pytest.approx([0.0, up, -up, 1.0])
+    assert gas.tolist() == pytest.approx([0.0, half, -half, 1.0])
+    assert brake.tolist() == pytest.approx([-1.0, 2 * up - 1, -1.0, 1.0])
+
+
+@pytest.mark.parametrize("names", ["[tanh,sigmoid]", "[tanh,tanh,tanh]"])
+def test_a_squashing_for_another_number_of_actions_is_refused(tiny, names):
+    found = f"algorithm.squash names {names.count(',') + 1} functions, and 'PixelTrack-v0' has 1"
+    with pytest.raises(UserError, match=found):
+        tiny(*WORDS, ONE, f"algorithm.squash={names}")
+    assert tiny(*WORDS, ONE, "algorithm.squash=[sigmoid]").workflow.squash == ["sigmoid"]
+    assert tiny(*WORDS, ONE).workflow.squash == ["tanh"]
+
+
+def test_an_unknown_squashing_is_refused():
+    with pytest.raises(ConfigError, match=r"squash.*'tanh', 'sigmoid' or 'clipped_tanh'"):
+        tiny_config(*WORDS, ONE, "algorithm.squash=[tan]")
 
 
 class Ladder(nn.Module):
@@ -65,6 +93,7 @@ def ladder_returns(parameters, alive, *, steps, gamma=1.0, memory=False):
         torch.zeros(steps, dreams, 2, 1),
         torch.full((steps, dreams), 0.5),
         space=UNIT,
+        squash=["tanh"],
         memory=memory,
         temperature=1.0,
         gamma=gamma,
@@ -89,7 +118,8 @@ def test_dreamed_returns_by_hand():
 def dreamt(parameters, start, noise, chances, **options):
     torch.manual_seed(0)
     model = MDNRNN(2, 1, 4, 2)
-    settings = {"space": UNIT, "memory": True, "temperature": 1.0, "gamma": 1.0, **options}
+    settings = {"space": UNIT, "squash": ["tanh"], "memory": True, "temperature": 1.0}
+    settings |= {"gamma": 1.0, **options}
     alive = torch.ones(len(start[LATENT]), dtype=torch.bool)
     with torch.no_grad():
         return dreamed_returns(model, parameters, start, alive, noise, chances, **settings)
@@ -250,10 +280,11 @@ def test_trials_that_do_not_fill_the_environments():
     tiny_config(*WORDS, ONE, "algorithm.population=5", "algorithm.fitness=dream")
 
 
-def test_a_buffer_must_have_room_for_a_window_of_each_environment():
-    """Windows of 3 transitions are 4 frames, which need 5 rows of each of the 4 environments."""
-    with pytest.raises(ConfigError, match=r"has room for 4 of each: capacity must be 20"):
-        tiny_config(*WORDS, ONE, "buffers.replay.capacity=19")
+def test_a_buffer_must_have_room_for_a_transition_of_each_environment():
+    """2 frames need 3 rows of each of the 4 environments; longer windows are cut, not refused."""
+    with pytest.raises(ConfigError, match=r"has room for 2 of each: capacity must be 12"):
+        tiny_config(*WORDS, ONE, "buffers.replay.capacity=11")
+    tiny_config(*WORDS, ONE, "buffers.replay.capacity=12", "algorithm.batch_length=99")
     tiny_config(*WORDS, ONE, "buffers.replay.capacity=20", "algorithm.context=9")
     with pytest.raises(ConfigError, match=r"a window of context has 9 frames"):
         tiny_config(

@@ -10,7 +10,7 @@ from rl_lab.core.state import differences, fingerprint, join, split
 from rl_lab.core.tree import picked
 from rl_lab.envs.dream import DreamEnv
 from rl_lab.envs.track import PixelTrackEnv
-from tiny_world_models import ONE, PHASES, WORDS
+from tiny_world_models import ONE, PHASES, TINY_PARTS, WORDS
 
 
 def play(run, hook=None, count=1):
@@ -121,6 +121,41 @@ def test_every_part_learns_by_its_own_hook(tiny):
         assert run.workflow.gradient_steps == 3
 
 
+@pytest.mark.parametrize("variant", ["world_models_untrained", "world_models_dream_untrained"])
+def test_the_controls_leave_m_as_it_was(tiny, variant):
+    """V and C learn; M keeps its first weights, and its hidden state changes with what was seen."""
+    run = tiny(f"PixelTrack-v0:{variant}", *TINY_PARTS, "algorithm.episodes=1")
+    trained = tiny(f"PixelTrack-v0:{variant.removesuffix('_untrained')}")
+    assert trained.workflow.config.memory and run.workflow.config.memory
+    assert "foresee" in [phase.name for phase in trained.scheduler.phases]
+    hooks = {hook for phase in run.scheduler.phases for hook in phase.hooks}
+    assert hooks == {"collect", "update_vae", "update_controller"}
+    workflow, obs = run.workflow, torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8)
+    state = workflow.act(obs, workflow.initial_state(2), deterministic=True).state
+    assert not torch.equal(*state["hidden"])
+
+
+def test_windows_are_as_long_as_episodes_allow(tiny):
+    """The track lets nobody drive 500 steps at random; the longest episode is all there is."""
+    phases = (
+        "training.phases=[{name: explore, policy: random, duration_steps: 256, hooks: [collect]},"
+        "{name: foresee, type: offline, duration_updates: 2, hooks: [update_dynamics]}]"
+    )
+    run = tiny(*WORDS, phases, "algorithm.batch_length=500", "buffers.replay.capacity=400")
+    play(run, "collect", 4)
+    workflow, buffer, phase = run.workflow, run.buffers["replay"], run.scheduler.view()
+    longest = buffer.window_length(501)
+    assert 10 < longest <= 41  # 40 steps, and the frame that they end in
+    batch = workflow.sample(buffer, hook="update_dynamics", phase=phase)
+    assert batch["reset"].shape == (1, longest, 2)
+    play(run, "update_dynamics", 2)
+    assert workflow.gradient_steps == 2
+    short = tiny(*WORDS, phases)  # batch_length=3
+    play(short, "collect", 4)
+    batch = short.workflow.sample(short.buffers["replay"], hook="update_dynamics", phase=phase)
+    assert batch["reset"].shape == (1, 4, 2)
+
+
 def test_z_is_drawn_anew_for_every_batch(run):
     play(run, "collect")
     workflow, phase = run.workflow, run.scheduler.view()
@@ -155,10 +190,17 @@ def everything(run):
     return state
 
 
-@pytest.mark.parametrize("fitness", ["env", "dream"])
-def test_saved_between_any_two_hooks_it_ends_the_same(tiny, fitness):
+@pytest.mark.parametrize(
+    ("fitness", "more"),
+    [
+        ("env", []),
+        ("env", ["algorithm.batch_length=99", "buffers.replay.capacity=200"]),  # whole episodes
+        ("dream", ["algorithm.squash=[clipped_tanh]"]),
+    ],
+)
+def test_saved_between_any_two_hooks_it_ends_the_same(tiny, fitness, more):
     """In the middle of V, of M, of a trial and of a generation."""
-    words = [*WORDS, f"algorithm.fitness={fitness}", "algorithm.train_every=10", PHASES]
+    words = [*WORDS, f"algorithm.fitness={fitness}", "algorithm.train_every=10", PHASES, *more]
     words += ["environment.max_episode_steps=15", "training.total_timesteps=4096"]
     straight, saved, hooks = tiny(*words), {}, []
     while hook := straight.scheduler.next_action():
@@ -216,12 +258,3 @@ def test_it_draws_what_it_foresaw(run):
     assert len(frames) > 3 and film.strips[1].shape == (len(frames), 3, 32, 32)
     assert np.allclose(film.strips[0], frames.numpy() / 255)
     assert np.allclose(film.strips[2], np.abs(film.strips[0] - film.strips[1]))
-
-
-def test_brownian_walks_and_stays_within_bounds(tiny):
-    run = tiny("PixelTrack-v0:random", "algorithm.name=brownian", "algorithm.collect_steps=30")
-    rows = run.workflow.collect_step(0, phase=run.scheduler.view()).trajectory
-    action, reset = rows["action"].squeeze(-1), rows["reset"]
-    assert action.abs().max() <= 1
-    step = (action[1:] - action[:-1])[~reset[1:]]
-    assert 0.05 < step.std() < 0.25 < action.std() + 0.2

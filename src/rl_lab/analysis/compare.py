@@ -36,6 +36,7 @@ class Cell:
     task: str
     method: str
     runs: list[str]
+    unfinished: list[str]  # those of them that are still running, or stopped before their end
     parents: list[str]  # of those that are forks, each once
     seeds: list[int | None]
     curves: list[Curve]
@@ -62,6 +63,7 @@ class Table:
     metric: str
     better: str | None  # higher | lower
     cells: list[Cell]
+    missing: list[Group]  # no run of these has the metric
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,10 @@ class Comparison:
                 "metric": table.metric,
                 "better": table.better,
                 "groups": [_cell_tree(cell) for cell in table.cells],
+                "missing": [
+                    {"task": group.task, "method": group.method, "runs": [r.id for r in group.runs]}
+                    for group in table.missing
+                ],
             }
             for table in self.tables
         ]
@@ -195,7 +201,8 @@ def _table(
             own = [curves[run][metric] for run in with_it]
             tested = metric.endswith("/return_mean")
             cells.append(_cell(group, with_it, own, steps, better, tested=tested))
-    return Table(asked, metric, better, cells)
+    missing = [group for group, with_it in zip(groups, having, strict=True) if not with_it]
+    return Table(asked, metric, better, cells, missing)
 
 
 def _cell(
@@ -215,6 +222,7 @@ def _cell(
         task=group.task,
         method=group.method,
         runs=[run.id for run in runs],
+        unfinished=[run.id for run in runs if run.summary.get("status") != "finished"],
         parents=list(dict.fromkeys(run.parent.id for run in runs if run.parent)),
         seeds=[run.seed for run in runs],
         curves=curves,

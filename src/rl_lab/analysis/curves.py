@@ -69,11 +69,13 @@ def candidates(asked: str) -> tuple[str, ...]:
 
 
 def metric_of(asked: str, runs: Sequence[Mapping[str, Curve]]) -> str:
-    """The metric that is meant, the same for all runs: one that all have, else one that any has."""
-    for enough in (all, any):
-        for name in candidates(asked):
-            if enough(name in curves for curves in runs):
-                return name
+    """The metric that is meant, the same for all runs: the best one that any of them has.
+
+    A run without it does not change what the others are compared by.
+    """
+    for name in candidates(asked):
+        if any(name in curves for curves in runs):
+            return name
     known = {name for curves in runs for name in curves} | set(MAIN_METRICS)
     raise UserError(f"no run has the metric '{asked}'{did_you_mean(asked, known)}")
 

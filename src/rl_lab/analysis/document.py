@@ -1,11 +1,14 @@
 """A small document as data, and the same as Markdown or as one self-contained HTML page."""
 
 import html
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
+
+from rl_lab.records.formatting import visible
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -79,14 +82,14 @@ KINDS = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4", ".webm":
 
 
 def to_markdown(title: str, blocks: Sequence[Block]) -> str:
-    """For a reader of text, and for GitHub."""
-    return "\n\n".join([f"# {title}", *(_markdown(block) for block in blocks)]) + "\n"
+    """For a reader of text, and for GitHub: no text in it is markup of HTML."""
+    return visible("\n\n".join([f"# {_plain(title)}", *map(_markdown, blocks)]) + "\n")
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
     """One page with everything in it: it can be sent by mail."""
-    body = "\n".join(_html(block) for block in blocks)
-    name = html.escape(title)
+    body = visible("\n".join(_html(block) for block in blocks))
+    name = visible(html.escape(title))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -98,17 +101,24 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
 def _markdown(block: Block) -> str:
     match block:
         case Heading():
-            return f"## {block.text}"
+            return f"## {_plain(block.text)}"
         case Paragraph():
-            return block.text
+            return _plain(block.text)
         case Items():
-            return "\n".join(f"* {line}" for line in block.lines)
+            return "\n".join(f"* {_plain(line)}" for line in block.lines)
         case Grid():
             return markdown_table(block)
         case Code():
-            return f"```\n{block.text}\n```"
+            fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
+            return f"{fence}\n{block.text}\n{fence}"
         case Media():
-            return f"{'!' if _is_picture(block) else ''}[{block.title}]({quote(block.file)})"
+            title = _plain(block.title)
+            return f"{'!' if _is_picture(block) else ''}[{title}]({quote(block.file)})"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, where it would read HTML."""
+    return html.escape(text, quote=False)
 
 
 def markdown_table(grid: Grid) -> str:
@@ -119,7 +129,7 @@ def markdown_table(grid: Grid) -> str:
 
 def _markdown_cell(cell: Text) -> str:
     text = cell.text if isinstance(cell, Strong) else cell
-    text = " ".join(text.split()).replace("|", "\\|")
+    text = _plain(" ".join(text.split())).replace("|", "\\|")
     return f"**{text}**" if isinstance(cell, Strong) else text
 
 

@@ -47,7 +47,8 @@ def export(comparison: Comparison, format: str, display: Display) -> str:
     """The text of a file in that format."""
     match checked_format(format):
         case "latex":
-            return "\n".join(_latex(table, display) for table in comparison.tables)
+            tables = [_latex(table, display) for table in comparison.tables]
+            return "\n".join([_latex_notes(comparison), *tables])
         case "csv":
             return _csv(comparison)
         case "json":
@@ -103,8 +104,11 @@ def pairs_note(comparison: Comparison) -> str:
 
 
 def caption(table: Table) -> str:
-    """What the numbers of a result table are."""
-    return f"{table.metric} at the end: mean over runs ± half of the 95 % bootstrap interval"
+    """What the numbers of a result table are, and when one stands out."""
+    return (
+        f"{table.metric} at the end: mean over runs [95 % bootstrap interval]; the best is bold "
+        "where its interval overlaps no other one of the task"
+    )
 
 
 def scale_note(comparison: Comparison) -> str:
@@ -116,28 +120,44 @@ def scale_note(comparison: Comparison) -> str:
 
 
 def result_grid(table: Table, display: Display) -> Grid:
-    """Tasks against methods, the longer list downwards; the best of each task stands out."""
+    """Tasks against methods, the longer list downwards; clear winners of a task stand out."""
     tasks = list(dict.fromkeys(cell.task for cell in table.cells))
     methods = list(dict.fromkeys(cell.method for cell in table.cells))
     cells = {(cell.task, cell.method): cell for cell in table.cells}
     style = display[table.metric]
-    best = {
-        task: style.best([cell.final for cell in table.cells if cell.task == task])
-        for task in tasks
-    }
+    winners = [
+        _winner([cell for cell in table.cells if cell.task == task], style) for task in tasks
+    ]
 
     def text(task: str, method: str) -> Text:
         cell = cells.get((task, method))
         if cell is None:
             return "-"
-        shown = with_spread(cell.final, cell.final_interval, style)
-        return Strong(shown) if cell.final == best[task] and len(methods) > 1 else shown
+        shown = with_interval(cell.final, cell.final_interval, style)
+        return Strong(shown) if cell in winners else shown
 
     if len(tasks) >= len(methods):
         rows = [[task, *(text(task, method) for method in methods)] for task in tasks]
         return Grid(["task", *methods], rows)
     rows = [[method, *(text(task, method) for task in tasks)] for method in methods]
     return Grid(["method", *tasks], rows)
+
+
+def _winner(cells: Sequence[Cell], style: MetricStyle) -> Cell | None:
+    """The best cell of a task, if its interval overlaps no other; None where that is not known."""
+    best = style.best([cell.final for cell in cells])
+    first = next((cell for cell in cells if cell.final == best), None)
+    if first is None or len(cells) < 2:
+        return None
+    for cell in cells:
+        if cell is first:
+            continue
+        if first.final_interval is None or cell.final_interval is None:
+            return None
+        (low, high), (other_low, other_high) = first.final_interval, cell.final_interval
+        if not (low > other_high or high < other_low):
+            return None
+    return first
 
 
 def aggregate_grid(comparison: Comparison) -> Grid:
@@ -180,13 +200,6 @@ def with_interval(value: float, interval: Interval | None, style: MetricStyle | 
     return f"{style.text(value)} [{style.text(interval[0])}, {style.text(interval[1])}]"
 
 
-def with_spread(value: float, interval: Interval | None, style: MetricStyle) -> str:
-    """`476.2 ± 12.1`: half the width of the interval."""
-    if interval is None:
-        return style.text(value)
-    return f"{style.text(value)} ± {style.text((interval[1] - interval[0]) / 2)}"
-
-
 def _p_value(value: float | None) -> str:
     if value is None:
         return "-"
@@ -194,7 +207,7 @@ def _p_value(value: float | None) -> str:
 
 
 def _latex(table: Table, display: Display) -> str:
-    """A table that any document class can hold; it needs no package."""
+    """A table with the rules of booktabs, and a label to refer to."""
     grid = result_grid(table, display)
     rows = [[f"\\textbf{{{escaped(name)}}}" for name in grid.columns]]
     rows += [[_latex_cell(cell) for cell in row] for row in grid.rows]
@@ -205,12 +218,13 @@ def _latex(table: Table, display: Display) -> str:
             "\\centering",
             f"\\caption{{{escaped(caption(table))}. {escaped(_counted(table))}}}",
             f"\\begin{{tabular}}{{l{'r' * (len(grid.columns) - 1)}}}",
-            "\\hline",
+            "\\toprule",
             lines[0],
-            "\\hline",
+            "\\midrule",
             *lines[1:],
-            "\\hline",
+            "\\bottomrule",
             "\\end{tabular}",
+            f"\\label{{tab:{table.metric.replace('/', '-').replace('_', '-')}}}",
             "\\end{table}",
             "",
         ]
@@ -220,7 +234,15 @@ def _latex(table: Table, display: Display) -> str:
 def _counted(table: Table) -> str:
     counts = sorted({len(cell.runs) for cell in table.cells})
     span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{span} run{'' if counts[-1] == 1 else 's'} each."
+    unfinished = sum(len(cell.unfinished) for cell in table.cells)
+    rest = f" {unfinished} {'is' if unfinished == 1 else 'are'} not finished." if unfinished else ""
+    return f"{span} run{'' if counts[-1] == 1 else 's'} each.{rest}"
+
+
+def _latex_notes(comparison: Comparison) -> str:
+    """Comments above the tables: the package they need, and what is doubtful about them."""
+    lines = ["needs \\usepackage{booktabs}", *(f"WARNING: {each}" for each in comparison.warnings)]
+    return "\n".join(f"% {' '.join(line.split())}" for line in lines)
 
 
 def _latex_cell(cell: Text) -> str:
@@ -241,8 +263,14 @@ def _csv(comparison: Comparison) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return file.getvalue()
+
+
+def _no_formula(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula gets an apostrophe."""
+    is_formula = isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@"))
+    return f"'{value}" if is_formula else value
 
 
 def _csv_row(table: Table, cell: Cell) -> Mapping[str, Any]:
@@ -251,6 +279,7 @@ def _csv_row(table: Table, cell: Cell) -> Mapping[str, Any]:
         "task": cell.task,
         "method": cell.method,
         "runs": len(cell.runs),
+        "finished": len(cell.runs) - len(cell.unfinished),
         "seeds": _joined(cell.seeds),
         "final": cell.final,
         **_ends("final", cell.final_interval),

@@ -164,8 +164,9 @@ def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Bl
     rows = []
     for which, test in (run.summary.get("test") or {}).items():
         half = NORMAL_95 * test["return_std"] / max(test["episodes"] - 1, 1) ** 0.5
-        value = f"{test['return_mean']:,.1f} ± {half:,.1f}"
-        note = f"95 % over {test['episodes']} unseen episodes, of this one seed"
+        mean = test["return_mean"]
+        value = f"{mean:,.1f} [{mean - half:,.1f}, {mean + half:,.1f}]"
+        note = f"95 % interval over {test['episodes']} unseen episodes, of this one seed"
         rows.append([f"test return of the {which} policy", value, note])
     for name in display.ordered(curves):
         style = display[name]

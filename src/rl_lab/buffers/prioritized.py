@@ -2,7 +2,8 @@
 
 A transition is drawn with probability p / Σp, where p = (|error| + eps) ** alpha. New ones have the
 largest priority seen so far, so that each is drawn soon. The weight (N · P) ** -beta corrects for
-it, divided by the largest weight in the buffer: no weight is above 1.
+it, divided by the largest weight of the minibatch: no weight is above 1. (Divided by the largest
+weight of the buffer, all weights would be near 0 as soon as one row has an error near 0.)
 Draws are stratified within a minibatch: one from each of `batch_size` equal parts of Σp.
 """
 
@@ -49,9 +50,9 @@ class PrioritizedReplay(UniformReplay):
         self.largest = 1.0  # priority before the power, of rows that were not drawn yet
 
     def needed_bytes(self, rows: int) -> int:
-        """The rows and two trees of float64."""
+        """The rows and a tree of float64."""
         leaves = 1 << (rows * self.setup.num_envs - 1).bit_length()
-        return super().needed_bytes(rows) + 4 * leaves * 8
+        return super().needed_bytes(rows) + 2 * leaves * 8
 
     def add(self, trajectory: Batch) -> None:
         """New rows are as likely as the most surprising one so far."""
@@ -78,9 +79,10 @@ class PrioritizedReplay(UniformReplay):
         number = oldest + (index - oldest) % self.ring.capacity
         batch = self.transitions(number, n_step, self.wanted(only))
         batch[INDEX] = index
-        # N and Σp are the same in every weight, so they cancel against the largest one.
-        weight = (self.tree.minimum / self.tree.get(index)) ** beta
-        batch[WEIGHT] = weight.astype(np.float32)
+        # N and Σp are the same in every weight, so they cancel against the minibatch's largest one.
+        priority = self.tree.get(index).reshape(count, batch_size)
+        weight = (priority.min(1, keepdims=True) / priority) ** beta
+        batch[WEIGHT] = weight.reshape(-1).astype(np.float32)
         return self.as_tensors(batch, (count, batch_size))
 
     def reprioritize(self, index: Tensor, error: Tensor) -> None:

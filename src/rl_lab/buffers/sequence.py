@@ -88,6 +88,17 @@ class SequenceReplay(UniformReplay):
         """How many different windows of so many frames there are."""
         return int(_counts(self.stretches(), length).sum())
 
+    def window_length(self, most: int) -> int:
+        """`most` frames, or as many as the longest episode has.
+
+        Where windows stay within episodes it is always `most`: with windows as long as the longest
+        episode, no other one would ever be drawn.
+        """
+        if self.config.within_episodes:
+            return most
+        pieces = self.streams.pieces()
+        return min(most, int((pieces.stop - pieces.first).max(initial=0)))
+
     def stretches(self) -> Stretches:
         """What a window may not leave: an environment, or an episode."""
         return self.streams.pieces() if self.config.within_episodes else self.streams.whole()

@@ -1,4 +1,4 @@
-"""A tree of partial sums (and one of minima): proportional draws for whole batches at once.
+"""A tree of partial sums: proportional draws for whole batches at once.
 
 Every node is computed from its two children, never by adding a difference. So the sums do not
 drift, whatever happened before.
@@ -18,17 +18,11 @@ class SumTree:
     def __init__(self, size: int) -> None:
         self.leaves = 1 << (size - 1).bit_length()
         self.sums: Floats = np.zeros(2 * self.leaves)  # node i has the children 2i and 2i + 1
-        self.minima: Floats = np.full(2 * self.leaves, np.inf)  # leaves that are 0 do not count
 
     @property
     def total(self) -> float:
         """The sum of all leaves."""
         return float(self.sums[1])
-
-    @property
-    def minimum(self) -> float:
-        """The smallest leaf that is not 0."""
-        return float(self.minima[1])
 
     def get(self, index: Array) -> Floats:
         """Some leaves."""
@@ -38,13 +32,10 @@ class SumTree:
         """Change leaves, and the nodes above them. The last value counts where one comes twice."""
         node = self.leaves + index
         self.sums[node] = value
-        leaf = self.sums[node]
-        self.minima[node] = np.where(leaf > 0, leaf, np.inf)
         for _ in range(self.leaves.bit_length() - 1):
             node = node >> 1
             left, right = 2 * node, 2 * node + 1
             self.sums[node] = self.sums[left] + self.sums[right]
-            self.minima[node] = np.minimum(self.minima[left], self.minima[right])
 
     def find(self, mass: Floats) -> NDArray[np.int64]:
         """The leaf in which each of these points of [0, total) lies; never one that is 0."""
@@ -58,13 +49,6 @@ class SumTree:
         return node - self.leaves
 
     def load(self, sums: Floats) -> None:
-        """Take saved sums as they are; minima are exact however they are computed."""
+        """Take saved sums as they are."""
         assert sums.shape == self.sums.shape, (sums.shape, self.sums.shape)
         self.sums = sums.copy()
-        leaf = sums[self.leaves :]
-        self.minima[self.leaves :] = np.where(leaf > 0, leaf, np.inf)
-        level = self.leaves
-        while level > 1:
-            children = self.minima[level : 2 * level].reshape(-1, 2)
-            level //= 2
-            self.minima[level : 2 * level] = children.min(1)

@@ -138,6 +138,8 @@ def _metric_table(each: "Table", display: "Display") -> str:
         row |= {f"at {reached.label}": _text(reached.value, style) for reached in one.at}
         row["wall time"] = "-" if one.wall_time is None else format_duration(one.wall_time)
         rows.append(row)
+    for group in each.missing:  # a dash for every number
+        rows.append({"task": group.task, "method": group.method, "runs": len(group.runs)})
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns = [name for name in columns if any(row.get(name) not in (None, "-") for row in rows)]
     return table(rows, columns)

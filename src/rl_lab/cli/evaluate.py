@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rl_lab.cli.printing import say, say_json, spread
+from rl_lab.cli.printing import say, say_json, spread, warn
 
 
 def run(
@@ -18,7 +18,12 @@ def run(
     from rl_lab import api
 
     result, policy = api.evaluate(
-        reference, episodes=episodes, sample=sample, seed=seed, runs_dir=runs_dir
+        reference,
+        episodes=episodes,
+        sample=sample,
+        seed=seed,
+        runs_dir=runs_dir,
+        warn=lambda line: warn(f"warning: {line}"),
     )
     if as_json:
         say_json({**result.to_tree(), "run": policy.run.id, "step": policy.step})

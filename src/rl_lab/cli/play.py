@@ -34,6 +34,7 @@ def run(
         video=video,
         runs_dir=runs_dir,
         tell=tell,
+        warn=lambda line: warn(f"warning: {line}"),
     )
     if as_json:
         say_json(result.to_tree())

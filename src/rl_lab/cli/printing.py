@@ -5,18 +5,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rl_lab.records.formatting import visible
 from rl_lab.records.metrics import plain
 
 
 def say(text: str = "") -> None:
     """One or more lines on stdout, at once."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{visible(text)}\n")
     sys.stdout.flush()
 
 
 def warn(text: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{visible(text)}\n")
 
 
 def say_json(data: Any) -> None:

@@ -36,36 +36,34 @@ from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked
 
 
 class Cursor:
-    """The next free row of every column of `[T, N]` storage.
+    """The next free row of every column of `[rows, N]` storage.
 
-    Rows in which an environment only reset itself are no transitions, so columns may fill at
-    different speeds. A column that is full keeps playing until the others are; those rows are
-    counted, not kept.
+    A step in which an environment only resets itself is no transition, so columns may fill at
+    different speeds.
     """
 
-    def __init__(self, steps: int, num_envs: int) -> None:
+    def __init__(self, steps: int, num_envs: int, rows: NDArray[np.int64] | None = None) -> None:
         self.steps = steps
-        self.full = steps == 0
-        self._row = 0  # of all columns, as long as every row has been valid
-        self._rows: NDArray[np.int64] | None = None
+        self.full = steps == 0  # every column has that many rows
+        self.rows = rows  # None as long as every step has been a transition of every environment
+        self._row = 0  # of all columns, until then
         self._columns = np.arange(num_envs)
 
     def next_row(self) -> int:
         """The row of a step in which every environment made a transition."""
-        assert self._rows is None, "a vector either marks its rows always, or never"
+        assert self.rows is None, "a vector either marks its rows always, or never"
         self._row += 1
         self.full = self._row == self.steps
         return self._row - 1
 
-    def next_places(self, valid: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Which environments have a transition to keep, and where: rows and columns."""
-        if self._rows is None:
-            self._rows = np.zeros(len(valid), dtype=np.int64)
-        kept = valid & (self._rows < self.steps)
-        places = self._rows[kept], self._columns[kept]
-        self._rows[kept] += 1
-        self.full = bool(self._rows.min() >= self.steps)
-        return kept, places
+    def next_places(self, valid: Array) -> tuple[Array, Array]:
+        """Rows and columns of the transitions of a step that is `valid` in some environments."""
+        if self.rows is None:
+            self.rows = np.zeros(len(valid), dtype=np.int64)
+        places = self.rows[valid], self._columns[valid]
+        self.rows[valid] += 1
+        self.full = bool(self.rows.min() >= self.steps)
+        return places
 
 
 class RolloutCollector:
@@ -85,13 +83,21 @@ class RolloutCollector:
         self.obs: Obs = env.reset() if first is None else first
         self.is_first: NDArray[np.bool_] = np.ones(env.num_envs, dtype=np.bool_)
         self.memory: Tree = None  # the policy's state before the next step
+        # Transitions beyond the rows of the last call, which the next one begins with: `rows`
+        # [S, N, …] (zeros where there is none), and the `count` of each column. The slowest
+        # column has none. Only vectors that reset a step late have any.
+        self.carried: dict[str, Any] | None = None
         self.episodes = EpisodeTracker(env.num_envs)
         self.measures = MeasureTracker(env.num_envs, outcomes_of(env))
 
     def collect(
         self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
     ) -> CollectResult:
-        """`steps` real transitions of every environment, in time order.
+        """`steps` real transitions of every environment, in time order; none is ever left out.
+
+        A vector that resets a step late brings fewer transitions of an environment whose episodes
+        are short. What the others play meanwhile is carried over: the next call begins with it.
+        The result counts a transition when it is played.
 
         `state` is what a memory starts an episode with; a memory of other names and shapes is
         another policy's and is not taken over. A bad number in an observation or a reward
@@ -102,8 +108,8 @@ class RolloutCollector:
         if policy is not None and self.simulation is not None and (pure := policy()) is not None:
             return self._simulate(self.simulation, pure, steps)
         start = self.memory
-        rows = _allocate(self.env, steps)
-        cursor = Cursor(steps, self.env.num_envs)
+        rows, cursor = self._begin(steps, state)
+        values: dict[str, Any] = rows
         taken = finished = 0
         while not cursor.full:
             decision = act(self._tensor(self.obs), self.memory, deterministic=False)
@@ -119,31 +125,53 @@ class RolloutCollector:
                 NEXT_OBS: step.next_obs,
                 RESET: self.is_first,
             }
-            for name, extra in decision.extras.items():
-                values[name] = value = to_array(extra)
-                if name not in rows:
-                    rows[name] = np.zeros((steps, *value.shape), dtype=value.dtype)
+            values |= {name: to_array(extra) for name, extra in decision.extras.items()}
             if step.valid is None:
+                _make_room(rows, values)
                 row = cursor.next_row()
                 for name, value in values.items():
                     assign(rows[name], row, value)
                 taken += len(ended)
                 fresh = ended
             else:
-                kept, places = cursor.next_places(step.valid)
+                if self.memory is not None:  # any row may be the first one of a later call
+                    values[STATE] = map_leaves(to_array, self.memory)
+                _make_room(rows, values)
+                places = cursor.next_places(step.valid)
+                if cursor.rows is not None and cursor.rows.max() > len(rows[REWARD]):
+                    rows = map_leaves(_doubled, rows)
                 for name, value in values.items():
-                    assign(rows[name], places, picked(value, kept))
+                    assign(rows[name], places, picked(value, step.valid))
                 taken += int(step.valid.sum())
                 ended, fresh = ended & step.valid, ~step.valid
             finished += self.episodes.add(step.reward, ended, step.valid)
             self.measures.add(step.measures)
             self._move_on(step, decision, fresh, state)
+        rows = {name: rows[name] for name in values}  # no extras of a policy that acted before
         _check_finite(rows)
         if isinstance(rows[OBS], dict) and ACTION_MASK in rows[OBS]:
-            _check_masks(rows[OBS][ACTION_MASK], self.env.spec.action)
+            _check_masks(rows[OBS][ACTION_MASK][:steps], self.env.spec.action)
+        if cursor.rows is not None:
+            self.carried = _beyond(rows, cursor.rows, steps)
+            rows = picked(rows, slice(steps))
+        if STATE in rows:
+            start = self._tensor(picked(rows.pop(STATE), 0))
         trajectory: Batch = {name: self._tensor(value) for name, value in rows.items()}
         trajectory[STATE] = start
         return CollectResult(taken, finished, self._metrics(), trajectory)
+
+    def _begin(self, steps: int, state: Any) -> tuple[dict[str, Any], Cursor]:
+        """Storage for `steps` rows and more, where the carried ones are already in."""
+        if self.carried is None:
+            return _allocate(self.env, steps), Cursor(steps, self.env.num_envs)
+        waiting, count = self.carried["rows"], self.carried["count"]
+        if STATE in waiting and _shapes(picked(waiting[STATE], 0)) != _shapes(state):
+            waiting = {name: waiting[name] for name in waiting if name != STATE}
+        length = len(waiting[REWARD])
+        rows = _allocate(self.env, length + steps)
+        _make_room(rows, picked(waiting, 0))
+        assign({name: rows[name] for name in waiting}, slice(length), waiting)
+        return rows, Cursor(steps, self.env.num_envs, count.copy())
 
     def _simulate(self, simulation: Simulation, policy: Policy, steps: int) -> CollectResult:
         """The same in one program, for environments and policies that are pure functions."""
@@ -162,7 +190,12 @@ class RolloutCollector:
         return {f"collect/{key}": value for key, value in numbers.items()}
 
     def restart(self, seeds: Sequence[int] | None = None) -> None:
-        """Begin new episodes everywhere; the open ones are forgotten."""
+        """Begin new episodes everywhere; the open ones are forgotten.
+
+        Carried transitions stay, and an episode that is given up in them counts as truncated.
+        With new seeds, nothing of what was played before may come back: they are dropped.
+        """
+        self.carried = None if seeds is not None else _cut_off(self.carried)
         self.obs = self.env.reset(seeds)
         self.is_first = np.ones(self.env.num_envs, dtype=np.bool_)
         self.memory = None
@@ -180,11 +213,12 @@ class RolloutCollector:
         return to_tensor(value, self.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each environment stands, its memory, and the open episodes."""
+        """Where each environment stands, its memory, open episodes, and carried transitions."""
         return {
             "obs": self.obs,
             "is_first": self.is_first,
             "memory": self.memory,
+            "carried": self.carried,
             "episodes": self.episodes.state_dict(),
             "measures": self.measures.state_dict(),
         }
@@ -195,6 +229,7 @@ class RolloutCollector:
         self.obs = copied(state["obs"])
         self.is_first = state["is_first"].copy()
         self.memory = state["memory"]
+        self.carried = state.get("carried")  # older checkpoints have none
         self.episodes.load_state_dict(state["episodes"])
         if "measures" in state:  # older checkpoints have none
             self.measures.load_state_dict(state["measures"])
@@ -216,21 +251,56 @@ def _allocate(env: VectorEnv, steps: int) -> dict[str, Any]:
     lead = (steps, env.num_envs)
 
     def room(space: Space) -> Array:
-        return np.empty((*lead, *space.shape), dtype=space.dtype)
+        return np.zeros((*lead, *space.shape), dtype=space.dtype)
 
     return {
         OBS: observation_rows(env.spec.observation, room),
         # As the policy sampled it: an environment of integers in a Box gets it rounded.
-        ACTION: np.empty(
+        ACTION: np.zeros(
             (*lead, *env.spec.action.shape),
             np.float32 if isinstance(env.spec.action, Box) else env.spec.action.dtype,
         ),
-        REWARD: np.empty(lead, dtype=np.float32),
-        TERMINATED: np.empty(lead, dtype=np.bool_),
-        TRUNCATED: np.empty(lead, dtype=np.bool_),
+        REWARD: np.zeros(lead, dtype=np.float32),
+        TERMINATED: np.zeros(lead, dtype=np.bool_),
+        TRUNCATED: np.zeros(lead, dtype=np.bool_),
         NEXT_OBS: observation_rows(env.spec.observation, room),
-        RESET: np.empty(lead, dtype=np.bool_),
+        RESET: np.zeros(lead, dtype=np.bool_),
     }
+
+
+def _make_room(rows: dict[str, Any], values: dict[str, Any]) -> None:
+    """Zeros [rows, N, …] for what is new in a step: extras, a memory."""
+
+    def room(value: Array) -> Array:
+        return np.zeros((len(rows[REWARD]), *value.shape), dtype=value.dtype)
+
+    for name, value in values.items():
+        if name not in rows:
+            rows[name] = map_leaves(room, value)
+
+
+def _doubled(rows: Array) -> Array:
+    return np.concatenate([rows, np.zeros_like(rows)])
+
+
+def _beyond(rows: dict[str, Any], filled: Array, steps: int) -> dict[str, Any] | None:
+    """The transitions that come after the first `steps` ones of their columns."""
+    count = filled - steps
+    if not count.any():
+        return None
+    beyond = picked(rows, slice(steps, steps + int(count.max())))
+    return {"rows": copied(beyond), "count": count}
+
+
+def _cut_off(carried: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Carried transitions that nothing will follow: an open episode ends there by truncation."""
+    if carried is None:
+        return None
+    rows, env = carried["rows"], np.flatnonzero(carried["count"])
+    last = carried["count"][env] - 1, env
+    truncated = rows[TRUNCATED].copy()
+    truncated[last] = ~rows[TERMINATED][last]
+    return {**carried, "rows": {**rows, TRUNCATED: truncated}}
 
 
 def _check_masks(mask: Array, action: Space) -> None:

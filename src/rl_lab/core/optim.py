@@ -59,6 +59,19 @@ class OptimizerConfig:
             raise ValueError(f"accumulate must be at least 1, got {self.accumulate}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class LaPropConfig(OptimizerConfig):
+    """LaProp with adaptive gradient clipping: the optimiser of Dreamer v3."""
+
+    name: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = option(
+        "laprop", "adamw has decoupled weight decay; laprop averages gradients after scaling them"
+    )
+    eps: float = option(1e-8, "added to the root of the second moment; not in sgd")
+    agc: float = option(
+        0.3, "largest norm of a tensor's gradient, as a share of the tensor's own norm; 0: any"
+    )
+
+
 class AdamState(NamedTuple):
     """Everything that one update reads and writes. `alive` goes False at the first bad number."""
 

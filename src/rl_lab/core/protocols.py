@@ -12,9 +12,10 @@ from rl_lab.core.seeding import Streams
 from rl_lab.core.spec import EnvSpec
 from rl_lab.core.state import Stateful
 
-Phase = Mapping[
-    str, Any
-]  # name, type, progress in [0, 1], step (of the run), phase_steps, policy, buffer, and extra keys
+# name, type, progress in [0, 1], policy, buffer, and the extra keys of its YAML block;
+# step: environment steps of the run when this cycle began, which is where schedules are read;
+# env_steps and phase_steps: those of the run and of the phase so far
+Phase = Mapping[str, Any]
 
 
 class VectorEnv(Stateful, Protocol):
@@ -79,6 +80,9 @@ class Sequences(Stateful, Protocol):
 
     def ready(self, length: int = 1) -> bool:
         """True once there is a window of so many frames."""
+
+    def window_length(self, most: int) -> int:
+        """`most` frames, or as many as the longest episode has."""
 
     def sequences(self, batch_size: int, length: int, count: int = 1) -> Batch:
         """Windows [count, length, batch_size, …] in arrival form: one row for every frame.
@@ -146,8 +150,10 @@ class Collector(Stateful, Protocol):
     def collect(
         self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
     ) -> CollectResult:
-        """`steps` vector steps with `act`; every row of the trajectory is a real transition.
+        """`steps` rows of every environment, played with `act`; every row is a real transition.
 
+        Rows are in the order of time and without gaps. Vectors that reset a step late may bring
+        rows that an earlier call had no room for, and play more of them than the result has.
         `state` is what a memory starts an episode with, for N environments. `policy` makes `act`
         as a pure function, if there is one: the collector may use it instead.
         """
@@ -155,7 +161,8 @@ class Collector(Stateful, Protocol):
     def restart(self, seeds: Sequence[int] | None = None) -> None:
         """Begin new episodes everywhere, with new seeds if given.
 
-        For environments that cannot be put back (level E3), and for candidates that are compared.
+        For environments that cannot be put back (level E3), and for candidates that are compared:
+        with new seeds, the next rollout begins with what they play.
         """
 
 

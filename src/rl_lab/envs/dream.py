@@ -27,8 +27,8 @@ _SMALLEST = 4  # pixels: to a model, an image that is not larger is a vector
 class Dreams(Protocol):
     """What a workflow must offer to be dreamt in. N dreams at once."""
 
-    def begin_dream(self, seen: Batch) -> State:
-        """Where the model stands at the last of real frames [T, N, …]."""
+    def begin_dream(self, seen: Batch, generator: torch.Generator) -> State:
+        """Where the model stands at the last of real frames [T, N, …]; latents may be drawn."""
 
     def dream_step(
         self, state: State, action: Any, generator: torch.Generator
@@ -74,7 +74,8 @@ class DreamEnv(gym.Env[Any, Any]):
         luck = int(self.np_random.integers(2**31))
         window = int(self.np_random.integers(self.starts["reset"].shape[1]))
         seen = map_leaves(lambda leaf: leaf[:, window : window + 1], self.starts)
-        self.state = self.workflow.begin_dream(seen)
+        first = torch.Generator().manual_seed(int(self.np_random.integers(2**31)))
+        self.state = self.workflow.begin_dream(seen, first)
         self.generator = torch.Generator(first_leaf(self.state).device).manual_seed(luck)
         self.elapsed = 0
         return self._frame(), {}

@@ -6,15 +6,18 @@ uint8 images are divided by 255; others are taken as they are. Weights are ortho
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
+from rl_lab.core.actions import one_hot
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.spec import Box, Space
 from rl_lab.networks.mlp import linear
 
+_SMALLEST_PICTURE = 16  # pixels: integers on a smaller grid are taken as codes
 _SMALLEST_NATURE = 36  # pixels: below this the three layers of the paper leave nothing
 
 
@@ -60,6 +63,20 @@ class ConvConfig:
             raise ValueError("channels and features must be positive")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(f"kernel must be an odd number, got {self.kernel}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridConfig:
+    """A grid whose numbers are names of things, not brightness."""
+
+    type: str = option("grid", "convolutions over one-hot cells, for uint8 grids of codes")
+    codes: int = option(32, "different codes per channel; larger ones look like nothing")
+    features: int = option(128, "width of the layer after the convolutions")
+
+    def __post_init__(self) -> None:
+        """Layers need a width."""
+        if self.features < 1 or self.codes < 1:
+            raise ValueError("codes and features must be positive")
 
 
 class ImageEncoder(nn.Module):
@@ -121,6 +138,33 @@ class ConvEncoder(ImageEncoder):
         super().__init__(space, nn.Sequential(*layers), config.features)
 
 
+class GridCNN(nn.Module):
+    """Two 3×3 convolutions over cells, each channel of which is a one-hot code (MiniGrid)."""
+
+    Config = GridConfig
+
+    def __init__(self, config: GridConfig, space: Space) -> None:
+        super().__init__()
+        channels, height, width = image_shape(space, "grid")
+        self.codes = config.codes
+        self.layers = nn.Sequential(
+            convolution(channels * config.codes, 32, 3, 1, 1),
+            nn.ReLU(),
+            convolution(32, 64, 3, 1, 1),
+            nn.ReLU(),
+        )
+        self.output = linear(64 * height * width, config.features)
+        self.out_dim = config.features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """[..., C, H, W] to [..., features]."""
+        lead = obs.shape[:-3]
+        cells = one_hot(obs.reshape(-1, *obs.shape[-3:]), self.codes)  # [B, C, H, W, codes]
+        planes = cells.movedim(-1, 2).flatten(1, 2)
+        features = relu(self.output(self.layers(planes).flatten(1)))
+        return features.reshape(*lead, self.out_dim)
+
+
 class Residual(nn.Module):
     """x + conv(relu(conv(relu(x))))."""
 
@@ -173,6 +217,17 @@ def convolution(
 def is_image(space: Space) -> bool:
     """True for three axes: channels, height, width."""
     return isinstance(space, Box) and len(space.shape) == 3
+
+
+def is_grid_of_codes(space: Space) -> bool:
+    """True for integer grids that are no pictures: less than 16 cells wide, or codes below 255.
+
+    MiniGrid, for example, says which thing of which colour is in each of 7×7 cells.
+    """
+    if not is_image(space) or not np.issubdtype(space.dtype, np.integer):
+        return False
+    assert isinstance(space, Box)
+    return min(space.shape[1:]) < _SMALLEST_PICTURE or float(space.high.max()) < 255
 
 
 def image_shape(space: Space, name: str) -> tuple[int, int, int]:

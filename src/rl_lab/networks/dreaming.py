@@ -22,9 +22,10 @@ from rl_lab.core.batch import (
 from rl_lab.core.picture import Film, Lines, Picture
 from rl_lab.core.returns import lambda_return
 from rl_lab.core.spec import Space
+from rl_lab.networks.images import is_picture
 from rl_lab.networks.rssm import State
 from rl_lab.networks.world_actor import WorldActor
-from rl_lab.networks.worlds import Scalar, WorldModel, is_picture
+from rl_lab.networks.worlds import Scalar, WorldModel
 
 CONTINUES = "continues"
 SEEN = 5  # frames that open-loop predictions begin with

@@ -1,6 +1,6 @@
-"""From an observation to features: an encoder for its space, or one for each part of a dict."""
+"""From an observation to features: an encoder for its space; parts of a dict are joined."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -13,15 +13,15 @@ from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.options import option
 from rl_lab.core.spec import Dict, Observation, Space
-from rl_lab.networks.cnn import is_image
-from rl_lab.networks.mlp import MLPEncoderConfig
+from rl_lab.networks.cnn import is_grid_of_codes, is_image
+from rl_lab.networks.mlp import Flatten, MLPEncoder, MLPEncoderConfig, mlp
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoEncoderConfig(MLPEncoderConfig):
-    """Chosen by what there is to see: `image` for images, mlp for anything else."""
+    """Chosen by what there is to see: `image` for images, grid for codes, mlp for the rest."""
 
-    type: str = option("auto", "mlp for vectors and indices, a CNN for images")
+    type: str = option("auto", "mlp for vectors and indices, a CNN for images and grids of codes")
     image: str = option("nature", "encoder of images: nature, impala, or a registered one")
     parts: dict[str, Any] = option(
         {}, "encoders of single parts of a dict observation, e.g. {camera: {type: impala}}"
@@ -35,24 +35,38 @@ class AutoEncoder:
 
 
 class DictEncoder(nn.Module):
-    """One encoder for each part of a dict observation; their features side by side."""
+    """Parts of a dict observation side by side, then one MLP on the whole, where they can interact.
 
-    def __init__(self, encoders: Mapping[str, nn.Module]) -> None:
+    Without the MLP, a linear head would only see a sum of one function per part.
+    """
+
+    def __init__(
+        self,
+        encoders: Mapping[str, nn.Module],
+        hidden_dims: Sequence[int] = (),
+        activation: str = "tanh",
+    ) -> None:
         super().__init__()
         # The number keeps names apart that torch allows in no module, or allows only once.
         self.names = {key: f"{index}_{key.replace('.', '_')}" for index, key in enumerate(encoders)}
         self.parts = nn.ModuleDict({self.names[key]: each for key, each in encoders.items()})
         widths: list[Any] = [each.out_dim for each in encoders.values()]
-        self.out_dim: int = sum(widths)
+        self.layers = mlp(sum(widths), hidden_dims, activation)
+        self.out_dim: int = [sum(widths), *hidden_dims][-1]
 
     def forward(self, obs: Mapping[str, Tensor]) -> Tensor:
         """Parts [..., *part] to [..., out_dim]."""
         features = [self.parts[name](obs[key]) for key, name in self.names.items()]
-        return torch.cat(features, dim=-1)
+        joined: Tensor = self.layers(torch.cat(features, dim=-1))
+        return joined
 
 
 def make_encoder(config: Any, space: Observation) -> nn.Module:
-    """The encoder that a validated `network.encoder` block means for this observation."""
+    """The encoder that a validated `network.encoder` block means for this observation.
+
+    Of a dict observation, vectors and indices are flattened, images and parts with an encoder of
+    their own are encoded, and an MLP of `hidden_dims` reads all of it.
+    """
     own = dict(getattr(config, "parts", {}) or {})
     if not isinstance(space, Dict):
         if own:
@@ -62,15 +76,28 @@ def make_encoder(config: Any, space: Observation) -> nn.Module:
     for name in own:
         if name not in seen:
             raise UserError(f"network.encoder.parts.{name}: unknown part{did_you_mean(name, seen)}")
-    configs = {name: _own_config(name, own[name]) if name in own else config for name in seen}
-    return DictEncoder({name: _for_one(configs[name], part) for name, part in seen.items()})
+    kind = registry.of("encoder", config)
+    is_mlp = isinstance(kind, type) and issubclass(kind, MLPEncoder)
+    joins = kind is AutoEncoder or (is_mlp and kind.forward is MLPEncoder.forward)
+    if not joins or len(seen) == 1:  # an encoder that reads one space only, or nothing to join
+        each = {name: _own_config(name, own[name]) if name in own else config for name in seen}
+        return DictEncoder({name: _for_one(each[name], part) for name, part in seen.items()})
+    encoders: dict[str, nn.Module] = {}
+    for name, part in seen.items():
+        if name in own:
+            encoders[name] = _for_one(_own_config(name, own[name]), part)
+        elif kind is AutoEncoder and is_image(part):
+            encoders[name] = _for_one(config, part)
+        else:
+            encoders[name] = Flatten(part)
+    return DictEncoder(encoders, config.hidden_dims, config.activation)
 
 
 def _for_one(config: Any, space: Space) -> nn.Module:
     kind = registry.of("encoder", config)
     if kind is AutoEncoder:
         if is_image(space):
-            kind = registry.get("encoder", config.image)
+            kind = registry.get("encoder", "grid" if is_grid_of_codes(space) else config.image)
             config = kind.Config()
         else:
             kind = registry.get("encoder", "mlp")

@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
 
 
 class MDNRNN(nn.Module):
-    """Memory and heads (Ha and Schmidhuber 2018, with their reward and end from the Doom task)."""
+    """Memory and heads (Ha and Schmidhuber 2018), with the end of their Doom task and a reward."""
 
     def __init__(self, latent: int, action: int, hidden: int, mixtures: int) -> None:
         super().__init__()

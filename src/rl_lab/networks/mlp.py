@@ -52,16 +52,26 @@ ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "s
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
 
-def linear(in_dim: int, out_dim: int, gain: float = math.sqrt(2)) -> nn.Linear:
-    """A linear layer with orthogonal weights and zero bias."""
-    layer = nn.Linear(in_dim, out_dim)
+def linear(
+    in_dim: int, out_dim: int, gain: float = math.sqrt(2), *, bias: bool = True
+) -> nn.Linear:
+    """A linear layer with orthogonal weights and zero bias, if any."""
+    layer = nn.Linear(in_dim, out_dim, bias=bias)
     nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 
-NORMS = {"none": None, "layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=1e-4)}
+RMS_EPS = 1e-4
+NORMS = {"none": None, "layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=RMS_EPS)}
 Norm = Literal["none", "layer", "rms"]
+
+
+def normalization(norm: str, width: int) -> nn.Module:
+    """The normalization of vectors [..., width] that `norm` names; `none` changes nothing."""
+    made = NORMS[norm]
+    return nn.Identity() if made is None else made(width)
 
 
 def mlp(
@@ -71,8 +81,8 @@ def mlp(
     layers: list[nn.Module] = []
     for width in hidden_dims:
         layers.append(linear(in_dim, width))
-        if (normalised := NORMS[norm]) is not None:
-            layers.append(normalised(width))
+        if norm != "none":
+            layers.append(normalization(norm, width))
         layers.append(ACTIVATIONS[activation]())
         in_dim = width
     return nn.Sequential(*layers)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_lab.core.batch import Array
+from rl_lab.core.batch import ACTION_MASK, Array
 from rl_lab.core.running_stats import RunningMoments
 from rl_lab.core.spec import Box, Dict, Observation, Space
 
@@ -29,11 +29,19 @@ def make_normalizer(mode: NormalizeObs, space: Observation) -> "Normalizer":
     return ObservationNormalizer(mode, space)
 
 
+def is_normalizable(space: Space) -> bool:
+    """True for floats of any shape and integer vectors; not for indices and integer images."""
+    if not isinstance(space, Box):
+        return False
+    return bool(np.issubdtype(space.dtype, np.floating)) or len(space.shape) < 3
+
+
 class ObservationNormalizer(nn.Module):
     """(obs − shift) · scale, clipped. `running` learns both from data, `static` from the bounds.
 
-    The statistics move only when `absorb` is called, which the learner does after an update: the
-    frames of a rollout are seen by actor and learner through the same numbers.
+    The statistics move only when `absorb` is called. On-policy learners call it after an update, so
+    that actor and learner see a rollout through the same numbers; while there are no statistics
+    (`is_empty`), they call it before.
     """
 
     shift: Tensor
@@ -41,8 +49,7 @@ class ObservationNormalizer(nn.Module):
 
     def __init__(self, mode: NormalizeObs, space: Space) -> None:
         super().__init__()
-        applicable = isinstance(space, Box) and np.issubdtype(space.dtype, np.floating)
-        self.mode = mode if applicable else "off"
+        self.mode = mode if is_normalizable(space) else "off"
         shape = space.shape if self.mode != "off" else ()
         self.moments = RunningMoments(shape)
         self.register_buffer("shift", torch.zeros(shape))
@@ -59,11 +66,22 @@ class ObservationNormalizer(nn.Module):
             return obs
         return ((obs - self.shift) * self.scale).clamp(-CLIP, CLIP)
 
+    @property
+    def is_empty(self) -> bool:
+        """True if running statistics are wanted and no frame is in them yet."""
+        return self.mode == "running" and self.moments.count == 0
+
     def absorb(self, obs: Array) -> None:
         """Take fresh frames [..., *obs] into the running statistics."""
         if self.mode == "running":
             self.moments.absorb(obs)
             self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
+
+    def clear(self) -> None:
+        """No running statistics any more: frames pass unchanged."""
+        if self.mode == "running":
+            self.moments = RunningMoments(self.moments.mean.shape)
+            self._set(self.moments.mean, np.ones_like(self.moments.mean))
 
     def get_extra_state(self) -> dict[str, Any]:
         """The float64 truth behind the float32 buffers."""
@@ -85,7 +103,8 @@ class DictNormalizer(nn.Module):
         super().__init__()
         self.keys = list(space.parts)
         self.parts = nn.ModuleList(
-            ObservationNormalizer(mode, part) for part in space.parts.values()
+            ObservationNormalizer("off" if key == ACTION_MASK else mode, part)
+            for key, part in space.parts.items()
         )
 
     def forward(self, obs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,11 +112,28 @@ class DictNormalizer(nn.Module):
         pairs = zip(self.keys, self.parts, strict=True)
         return {key: normalizer(obs[key]) for key, normalizer in pairs}
 
+    @property
+    def mode(self) -> NormalizeObs:
+        """`off` if no part is normalised."""
+        return next((each.mode for each in self._each() if each.mode != "off"), "off")
+
+    @property
+    def is_empty(self) -> bool:
+        """True if running statistics are wanted and no frame is in them yet."""
+        return any(each.is_empty for each in self._each())
+
     def absorb(self, obs: Mapping[str, Array]) -> None:
         """Take fresh frames into the running statistics."""
-        for key, normalizer in zip(self.keys, self.parts, strict=True):
-            assert isinstance(normalizer, ObservationNormalizer)
+        for key, normalizer in zip(self.keys, self._each(), strict=True):
             normalizer.absorb(obs[key])
+
+    def clear(self) -> None:
+        """No running statistics any more: frames pass unchanged."""
+        for normalizer in self._each():
+            normalizer.clear()
+
+    def _each(self) -> list[ObservationNormalizer]:
+        return [each for each in self.parts if isinstance(each, ObservationNormalizer)]
 
 
 Normalizer = ObservationNormalizer | DictNormalizer

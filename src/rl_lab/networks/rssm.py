@@ -1,8 +1,9 @@
 """The recurrent state-space model: a memory that is certain, and a latent that is drawn.
 
-`deter` carries what is known (a GRU), `stoch` what is guessed: the posterior sees the frame, the
-prior must do without. Gaussian latents are those of PlaNet and Dreamer v1, categorical ones with
-straight-through gradients those of v2 and v3 (Hafner et al. 2019, 2020, 2021, 2023).
+`deter` carries what is known (a GRU, in v3 one of several blocks), `stoch` what is guessed: the
+posterior sees the frame, the prior must do without. Gaussian latents are those of PlaNet and
+Dreamer v1, categorical ones with straight-through gradients those of v2 and v3 (Hafner et al. 2019,
+2020, 2021, 2023).
 
 Everything random is an argument: `noise` is normal for Gaussian latents, exponential for
 categorical ones. A frame with `reset` begins an episode: nothing before it can be seen after it.
@@ -16,7 +17,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
 
 from rl_lab.core.actions import one_hot
-from rl_lab.networks.mlp import linear, mlp
+from rl_lab.networks.mlp import ACTIVATIONS, linear, mlp, normalization
 
 State = dict[str, Tensor]  # deter [..., D], stoch [..., S] (categories: S * K, one-hot)
 
@@ -29,7 +30,7 @@ class RSSMShape:
     hidden: int
     stoch: int
     classes: int  # 0: Gaussian latents
-    blocks: int
+    blocks: int  # 1: a GRU; more: the memory of Dreamer v3
     layers: int  # of the prior
     unimix: float
     min_std: float
@@ -49,39 +50,61 @@ class BlockLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in] to [B, out]."""
-        if self.blocks == 1:
-            return torch.addmm(self.bias, x, self.weight[0])
         split = x.reshape(len(x), self.blocks, -1).transpose(0, 1)
         return (split @ self.weight).transpose(0, 1).reshape(len(x), -1) + self.bias
 
 
-class BlockGRU(nn.Module):
-    """A GRU with normalised gates whose memory is cut into blocks (Dreamer v3); one is a GRU.
+class GRU(nn.Module):
+    """The memory of PlaNet and Dreamer v1 and v2: a layer, then a GRU with normalized gates."""
 
-    Each block reads the whole input and its own part of the memory.
+    def __init__(self, shape: RSSMShape, stoch_dim: int, action_dim: int) -> None:
+        super().__init__()
+        width, deter = shape.hidden, shape.deter
+        self.enter = mlp(stoch_dim + action_dim, [width], shape.activation, shape.norm)
+        self.gates = linear(deter + width, 3 * deter, 1.0)
+        self.norm = normalization(shape.norm, 3 * deter)
+
+    def forward(self, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
+        """deter [B, D], stoch [B, S], action [B, A] to the next deter [B, D]."""
+        x = self.enter(torch.cat([stoch, action], -1))
+        return gated(deter, *self.norm(self.gates(torch.cat([deter, x], -1))).chunk(3, -1))
+
+
+class BlockGRU(nn.Module):
+    """The memory of Dreamer v3: `blocks` GRUs side by side.
+
+    Memory, latent and action are embedded by a layer each. The hidden layer of a block reads all
+    three embeddings, and of the memory itself only the block's own part.
     """
 
-    def __init__(self, in_dim: int, deter: int, blocks: int, norm: str) -> None:
+    def __init__(self, shape: RSSMShape, stoch_dim: int, action_dim: int) -> None:
         super().__init__()
-        assert deter % blocks == 0, (deter, blocks)
-        self.blocks = blocks
-        self.gates = BlockLinear(deter + blocks * in_dim, 3 * deter, blocks)
-        self.norm: nn.Module = nn.Identity() if norm == "none" else nn.LayerNorm(3 * deter)
+        assert shape.deter % shape.blocks == 0, (shape.deter, shape.blocks)
+        self.blocks = shape.blocks
+        width, deter, kind, norm = shape.hidden, shape.deter, shape.activation, shape.norm
+        self.enter_deter = mlp(deter, [width], kind, norm)
+        self.enter_stoch = mlp(stoch_dim, [width], kind, norm)
+        self.enter_action = mlp(action_dim, [width], kind, norm)
+        self.own = BlockLinear(deter, deter, self.blocks)
+        # One matrix for what every block reads: the same as a copy of it for each block.
+        self.shared = linear(3 * width, deter, 1.0, bias=False)
+        self.norm = normalization(norm, deter)
+        self.activation = ACTIVATIONS[kind]()
+        self.gates = BlockLinear(deter, 3 * deter, self.blocks)
 
-    def forward(self, x: Tensor, deter: Tensor) -> Tensor:
-        """x [B, in], deter [B, D] to the next deter [B, D]."""
-        count = len(x)
-        if self.blocks == 1:
-            reset, candidate, update = self.norm(self.gates(torch.cat([deter, x], -1))).chunk(3, -1)
-        else:
-            own = deter.reshape(count, self.blocks, -1)
-            shared = x.unsqueeze(1).expand(-1, self.blocks, -1)
-            gates = self.norm(self.gates(torch.cat([own, shared], -1).reshape(count, -1)))
-            parts = gates.reshape(count, self.blocks, 3, -1).unbind(2)
-            reset, candidate, update = (each.reshape(count, -1) for each in parts)
-        candidate = (reset.sigmoid() * candidate).tanh()
-        keep = (update - 1).sigmoid()  # remembers, to begin with
-        return torch.lerp(deter, candidate, keep)
+    def forward(self, deter: Tensor, stoch: Tensor, action: Tensor) -> Tensor:
+        """deter [B, D], stoch [B, S], action [B, A] to the next deter [B, D]."""
+        parts = self.enter_deter(deter), self.enter_stoch(stoch), self.enter_action(action)
+        hidden = self.own(deter) + self.shared(torch.cat(parts, -1))
+        gates = self.gates(self.activation(self.norm(hidden)))
+        sides = gates.unflatten(-1, (self.blocks, 3, -1)).unbind(-2)
+        return gated(deter, *(each.flatten(-2) for each in sides))
+
+
+def gated(deter: Tensor, reset: Tensor, candidate: Tensor, update: Tensor) -> Tensor:
+    """The step of a GRU, [B, D] each; it starts out remembering: the update gate begins at 27 %."""
+    candidate = (reset.sigmoid() * candidate).tanh()
+    return torch.lerp(deter, candidate, (update - 1).sigmoid())
 
 
 class RSSM(nn.Module):
@@ -94,8 +117,8 @@ class RSSM(nn.Module):
         self.feature_dim = shape.deter + self.stoch_dim
         stats = shape.stoch * (shape.classes or 2)
         width, kind, norm = shape.hidden, shape.activation, shape.norm
-        self.enter = mlp(self.stoch_dim + action_dim, [width], kind, norm)
-        self.memory = BlockGRU(width, shape.deter, shape.blocks, norm)
+        memory = BlockGRU if shape.blocks > 1 else GRU
+        self.memory = memory(shape, self.stoch_dim, action_dim)
         self.prior_layers = mlp(shape.deter, [width] * shape.layers, kind, norm)
         self.prior_output = linear(width, stats, 1.0)
         self.posterior_layers = mlp(shape.deter + embed_dim, [width], kind, norm)
@@ -193,7 +216,9 @@ class RSSM(nn.Module):
         return (0.5 * (ratio.square() + distance.square() - 1) - ratio.log()).sum(-1)
 
     def _remember(self, state: State, action: Tensor) -> Tensor:
-        return self.memory(self.enter(torch.cat([state["stoch"], action], -1)), state["deter"])
+        """The next memory. Actions are clipped to [-1, 1] first, as environments do."""
+        clipped = action / action.detach().abs().clamp(min=1.0)
+        return self.memory(state["deter"], state["stoch"], clipped)
 
     def _stats(self, raw: Tensor) -> Tensor:
         if not self.shape.classes:

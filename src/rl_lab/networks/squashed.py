@@ -24,6 +24,9 @@ SoftPolicy = SquashedGaussian | SquashedFlow | Categorical
 PolicyKind = Literal["gaussian", "gsde", "flow"]
 LOG_STD_RANGE = (-20.0, 2.0)  # as in the paper's code: beyond it an exponential is of no use
 LEAST_VARIANCE = 1e-6
+MEAN_BOUND = (
+    2.0  # of gSDE, before tanh: beyond it the action is at its end and noise cannot be seen
+)
 
 
 class SquashedHead(nn.Module):
@@ -47,7 +50,7 @@ class ExploringHead(nn.Module):
 
     With one matrix of normal numbers the noise is a function of the state: the same state, the same
     action, and what is tried is smooth. Over all matrices it is the Gaussian of `forward`. Noise
-    does not teach the layers below, as in the paper's code.
+    does not teach the layers below, and the mean is bounded, as in the paper's code.
     """
 
     def __init__(self, config: HeadConfig, in_dim: int, action: Box, log_std: float) -> None:
@@ -63,13 +66,17 @@ class ExploringHead(nn.Module):
         """[..., D] to a distribution with batch shape [...]."""
         units = self.hidden(features)
         variance = units.detach().square() @ (2 * self.log_std).exp() + LEAST_VARIANCE
-        return SquashedGaussian(self.mean(units), (0.5 * variance.log()).clamp(*LOG_STD_RANGE))
+        return SquashedGaussian(self._mean(units), (0.5 * variance.log()).clamp(*LOG_STD_RANGE))
 
     def explore(self, features: Tensor, matrix: Tensor) -> Tensor:
         """Actions [N, A], each by its own matrix [N, width, A] of normal numbers."""
         units = self.hidden(features)
         noise = (units.unsqueeze(1) @ (matrix * self.log_std.exp())).squeeze(1)
-        return (self.mean(units) + noise).tanh()
+        return (self._mean(units) + noise).tanh()
+
+    def _mean(self, units: Tensor) -> Tensor:
+        """Bounded smoothly: cut off hard, a mean beyond the bound would have no gradient back."""
+        return MEAN_BOUND * (self.mean(units) / MEAN_BOUND).tanh()
 
 
 class Lent:

@@ -16,7 +16,11 @@ from rl_lab.networks.cnn import is_image
 
 
 class ConvVAE(nn.Module):
-    """Convolutions of width 4 with stride 2 (Ha and Schmidhuber 2018 have 32, 64, 128, 256)."""
+    """Convolutions of width 4 with stride 2 and padding 1, and their mirror image.
+
+    Ha and Schmidhuber 2018 have 32, 64, 128, 256 channels too, no padding, and a decoder of its own
+    widths (5, 5, 6, 6) behind a layer of 1,024: 4.35 million parameters where this has 1.78.
+    """
 
     def __init__(self, space: Space, latent: int, channels: Sequence[int]) -> None:
         super().__init__()

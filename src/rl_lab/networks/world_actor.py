@@ -14,7 +14,8 @@ from rl_lab.core.actions import one_hot, vector_size
 from rl_lab.core.distributions import DiagonalGaussian, SquashedGaussian, action_noise, masked
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete, Space
 from rl_lab.networks.rssm import mixed
-from rl_lab.networks.worlds import Head, WorldModelConfig
+from rl_lab.networks.world_config import WorldModelConfig
+from rl_lab.networks.worlds import Head
 
 _GAIN = 0.01  # of the output layer: at first, everything is about equally likely
 _MIN_STD, _MAX_STD = 0.1, 1.0  # of a bounded normal
@@ -29,7 +30,6 @@ class WorldActor(Head):
         self,
         in_dim: int,
         space: Space,
-        units: int,
         config: WorldModelConfig,
         *,
         unimix: float,
@@ -37,7 +37,7 @@ class WorldActor(Head):
     ) -> None:
         self.is_box = isinstance(space, Box)
         size = vector_size(space)
-        super().__init__(in_dim, 2 * size if self.is_box else size, units, config, gain=_GAIN)
+        super().__init__(in_dim, 2 * size if self.is_box else size, config, gain=_GAIN)
         self.space, self.unimix, self.squashed = space, unimix, squashed
         self.sizes = space.nvec if isinstance(space, MultiDiscrete) else (size,)
 

@@ -18,6 +18,7 @@ from rl_lab.collect.evaluate import Evaluation, evaluate
 from rl_lab.collect.simulate import Simulation
 from rl_lab.collect.stopwatch import Stopwatch, TimedCollector
 from rl_lab.core import registry
+from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.compiled import tell_with
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.protocols import (
@@ -30,11 +31,12 @@ from rl_lab.core.protocols import (
     WorkflowContext,
 )
 from rl_lab.core.seeding import Streams, integer
-from rl_lab.core.spec import Box, EnvSpec
+from rl_lab.core.spec import Box, Dict, EnvSpec, Observation
 from rl_lab.core.state import Stateful
 from rl_lab.core.target import Target
 from rl_lab.envs.make import make_vector
 from rl_lab.envs.unit_actions import UnitActions
+from rl_lab.networks.normalizer import is_normalizable
 from rl_lab.orchestration import catalog
 from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.efficiency import Efficiency
@@ -68,6 +70,11 @@ def build_run(
         sinks.say(
             f"WARNING: {config.environment.id} has no time limit (environment.max_episode_steps "
             f"sets one): evaluations end episodes after {MOST_EVALUATED:,} steps"
+        )
+    if config.environment.normalize_obs and not _is_normalizable(context.spec.observation):
+        sinks.say(
+            "WARNING: environment.normalize_obs changes nothing: these observations are images of "
+            "integers, or indices"
         )
     collector, stopwatch = context.collector, Stopwatch(context.device)
     context = replace(context, collector=TimedCollector(collector, stopwatch))
@@ -110,6 +117,11 @@ def build_run(
     )
     watch_metrics(run)
     return run, directory
+
+
+def _is_normalizable(space: Observation) -> bool:
+    parts = space.parts.items() if isinstance(space, Dict) else [("", space)]
+    return any(is_normalizable(part) for name, part in parts if name != ACTION_MASK)
 
 
 MOST_EVALUATED = 10_000  # steps of an evaluated episode where the environment has no limit

@@ -48,6 +48,7 @@ BUILT_INS = {
         "mlp_small": "rl_lab.networks.mlp:MLPSmall",
         "mlp_tiny": "rl_lab.networks.mlp:MLPTiny",
         "nature": "rl_lab.networks.cnn:NatureCNN",
+        "grid": "rl_lab.networks.cnn:GridCNN",
     },
     "buffer": {
         "disk": "rl_lab.buffers.disk:DiskReplay",

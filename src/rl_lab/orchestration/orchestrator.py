@@ -66,6 +66,7 @@ class Orchestrator:
         self.clocks = make_clocks(self.config)
         self.seconds: dict[str, float] = {}  # wall time per stage since the last row
         self.row_start = Counters()  # as they were at the last row
+        self.warned: set[str] = set()  # the workflow's warnings, each printed once
         self.hooks: dict[str, Callable[..., Metrics]] = {
             name: getattr(self.workflow, name) for name in self.workflow.hooks
         }
@@ -185,6 +186,10 @@ class Orchestrator:
         self.row_start, self.seconds = replace(self.counters), {}
         with undisturbed():  # a display may draw random numbers
             self.sinks.write(step, row | timing)
+        for line in self.workflow.warnings(row):
+            if line not in self.warned:
+                self.warned.add(line)
+                self.sinks.say(f"WARNING: {line}")
 
     def save(self, score: float | None = None) -> bool:
         """A checkpoint here and now; False if it failed. A full disk does not end the run."""

@@ -113,6 +113,7 @@ class PhaseScheduler:
         self.begun = 0  # how many phases have done anything yet
         self.hook = 0  # which hook of the cycle is next
         self.total_steps = 0
+        self.cycle_start = 0  # environment steps of the run when this cycle began
         self.steps = self.updates = self.cycles = 0  # within the phase
         self.cycle_progress = 0  # steps and updates of this cycle
         self.watched: dict[str, float] = {}  # last values of the metrics that `until` asks for
@@ -149,7 +150,8 @@ class PhaseScheduler:
                 "buffer": phase.buffer,
                 "policy": phase.policy,
                 "progress": self._progress(phase),
-                "step": self.total_steps,
+                "step": self.cycle_start,
+                "env_steps": self.total_steps,
                 "phase_steps": self.steps,
             }
         )
@@ -175,6 +177,7 @@ class PhaseScheduler:
         if self.cycle_progress == 0 and phase.type != "eval_only":
             raise ConfigError([self._standstill(phase)])
         self.hook = self.cycle_progress = 0
+        self.cycle_start = self.total_steps
         self.cycles += 1
         if self.total_steps >= self.total_timesteps:
             self.index = len(self.phases)
@@ -202,6 +205,7 @@ class PhaseScheduler:
             "begun",
             "hook",
             "total_steps",
+            "cycle_start",
             "steps",
             "updates",
             "cycles",
@@ -212,6 +216,7 @@ class PhaseScheduler:
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue there."""
+        self.cycle_start = int(state["total_steps"])  # checkpoints of before lack it
         for name, value in state.items():
             setattr(self, name, dict(value) if name == "watched" else int(value))
 

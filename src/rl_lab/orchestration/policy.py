@@ -36,11 +36,12 @@ def load(
     seed: int | None = None,
     deterministic: bool = True,
     device: str | None = None,
-    tell: Callable[[str], None] = lambda message: None,
+    warn: Callable[[str], None],
 ) -> LoadedPolicy:
     """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`; the best one if nothing is said.
 
-    `seed` replaces the run's own for whatever is random from here on.
+    `seed` replaces the run's own for whatever is random from here on. `warn` hears which damaged
+    checkpoints were skipped, and which step is used instead.
     """
     directory, which = find_run(reference, root)
     directory.check_complete()
@@ -59,10 +60,13 @@ def load(
             buffers={},  # nor remembered
         )
     )
-    store = CheckpointStore(directory.checkpoints, on_skip=tell)
+    skipped: list[str] = []
+    store = CheckpointStore(directory.checkpoints, on_skip=skipped.append)
     if not store.steps():
         raise UserError(f"run {directory.id} has no checkpoint yet")
     state, manifest, _ = store.load(store.preferred() if which is None else which, rows=False)
+    for message in skipped:
+        warn(f"run {directory.id}: {message}; step {manifest['step']} is used instead")
     context = make_context(config)
     workflow = make_workflow(config, context)
     workflow.set_state(state["workflow"])

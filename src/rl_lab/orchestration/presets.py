@@ -93,7 +93,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         words += f" and {suffix} memory"
     elif suffix:
         config: Any = catalog.config_class(catalog.workflow_class(algorithm))
-        tree["algorithm"] |= {"size": suffix, **config.with_size}
+        tree["algorithm"] |= config.named_size(suffix, environment)
         words += f", and size {suffix} with what its authors learned it with,"
     return tree, f"no preset {spec}: {words} on {environment}"
 

@@ -256,7 +256,7 @@ def drive(
                 record("failed", error=f"{type(error).__name__}: {error}")
             raise
         code = orchestrator.stop.exit_code
-        return Outcome(directory, record("preempted" if code == 143 else "interrupted"), code)
+        return Outcome(directory, record("interrupted" if code == 130 else "preempted"), code)
 
 
 def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | None) -> str:

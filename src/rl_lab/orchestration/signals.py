@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C ask the loop to stop; the loop decides where."""
+"""SIGTERM, SIGHUP and Ctrl-C ask the loop to stop; the loop decides where."""
 
 import os
 import signal
@@ -26,7 +26,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM."""
+        """130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + (self.signal or 0)
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -38,7 +38,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(request: StopRequest) -> Iterator[None]:
-    """Route SIGTERM and SIGINT to `request` while the run lasts."""
+    """Route SIGTERM, SIGHUP and SIGINT to `request` while the run lasts."""
     try:
         previous = {each: signal.signal(each, request.receive) for each in _signals()}
     except ValueError:  # not in the main thread: whoever is there keeps the handlers
@@ -52,4 +52,8 @@ def stop_on_signals(request: StopRequest) -> Iterator[None]:
 
 
 def _signals() -> tuple[signal.Signals, ...]:
-    return (signal.SIGTERM, signal.SIGINT)
+    """A lost terminal (SIGHUP) stops a run as SIGTERM does, unless it was started by `nohup`."""
+    wanted = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        wanted.append(signal.SIGHUP)
+    return tuple(wanted)

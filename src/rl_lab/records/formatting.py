@@ -1,10 +1,32 @@
 """Numbers, durations and histories as short text: pure functions, the same text every time."""
 
+import json
 import math
+import unicodedata
 from collections.abc import Sequence
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 GAP = "·"  # a cell of a sparkline in which nothing was finite
+
+
+# Control characters, direction marks and other format characters, line separators, lone surrogates.
+HIDDEN = {"Cc", "Cf", "Zl", "Zp", "Cs"}
+
+
+def visible(text: str) -> str:
+    """Text that cannot steer a terminal or reorder a line: such characters as \\u escapes.
+
+    Names, notes and configurations may come from anybody. The escapes are JSON's, so JSON stays
+    JSON; new lines and tabs are kept.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        json.dumps(sign)[1:-1]
+        if unicodedata.category(sign) in HIDDEN and sign not in "\n\t"
+        else sign
+        for sign in text
+    )
 
 
 def format_number(value: float, digits: int) -> str:

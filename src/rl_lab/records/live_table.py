@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rl_lab.records.formatting import visible
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.live import Live
@@ -51,7 +53,9 @@ class LiveTable:
     def say(self, line: str) -> None:
         """Print above the table."""
         style = "yellow" if line.startswith("WARNING") else ""
-        self.console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            visible(line), style=style, markup=False, highlight=False, soft_wrap=True
+        )
 
     def draw(self, picture: Picture) -> None:
         """Show this instead of the last one."""

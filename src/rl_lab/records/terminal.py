@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rl_lab.records.display import Display, load_display
-from rl_lab.records.formatting import format_duration, format_number, sparkline
+from rl_lab.records.formatting import format_duration, format_number, sparkline, visible
 from rl_lab.records.sinks import Sink
 
 if TYPE_CHECKING:
@@ -182,7 +182,9 @@ class TerminalView(Sink):
     def _print(self, message: str, style: str = "") -> None:
         encoding = self.console.encoding  # what it cannot show becomes "?", not an error
         message = message.encode(encoding, "replace").decode(encoding)
-        self.console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(
+            visible(message), style=style, markup=False, highlight=False, soft_wrap=True
+        )
 
     # Live table ----------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class Driver:
         run = jobs.find(self.root, name)
         if run is not None and jobs.is_finished(run):
             self._worth(pair, jobs.value(run, self.sweep.objective))
-        elif code < 0 or code in (130, 143):
+        elif code < 0 or code in (129, 130, 143):
             self.deaths[name] += 1
             if self.deaths[name] > jobs.MOST_DEATHS:
                 raise RunError(f"{name} was killed {self.deaths[name]} times")

@@ -1,12 +1,16 @@
 """What algorithms with a policy and a value network share: how the policy acts."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from rl_lab.core.batch import LOG_PROB, Action, Metrics
+from rl_lab.core.batch import LOG_PROB, Action, Array, Metrics
+from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.protocols import Policy, WorkflowContext
 from rl_lab.core.spec import Box
+from rl_lab.core.tree import map_leaves
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.model import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
@@ -39,6 +43,25 @@ class ActorCriticWorkflow(Workflow):
             sampled = policy.mode() if deterministic else policy.sample(self.action_rng)
             return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
 
+    @contextmanager
+    def statistics_of(self, obs: Any) -> Iterator[bool]:
+        """Take a rollout's frames [T, N, …] into the observation statistics, after its update.
+
+        The very first rollout is taken before: raw frames may be of any size. True then: the actor
+        has not seen it through these numbers. On a bad number they are as they were before.
+        """
+        normalizer, frames = self.model.normalizer, map_leaves(to_numpy, obs)
+        if not (first := normalizer.is_empty):
+            yield first
+            normalizer.absorb(frames)
+            return
+        normalizer.absorb(frames)
+        try:
+            yield first
+        except NonFiniteError:
+            normalizer.clear()
+            raise
+
     @torch.no_grad()
     def deviations(self) -> Metrics:
         """How wide a Gaussian policy is now: mean, smallest and largest log deviation."""
@@ -57,3 +80,8 @@ class ActorCriticWorkflow(Workflow):
     def initial_state(self, batch: int) -> Any:
         """The memories' own."""
         return self.model.initial_state(batch)
+
+
+def to_numpy(leaf: torch.Tensor) -> Array:
+    """A tensor of any device as an array."""
+    return leaf.cpu().numpy()

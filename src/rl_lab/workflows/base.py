@@ -76,6 +76,10 @@ class Workflow(ABC):
         """Learn from a batch (model-free algorithms)."""
         raise UserError(f"{type(self).__name__} has no update hook")
 
+    def warnings(self, row: Mapping[str, float]) -> list[str]:
+        """What a user should know about a row of metrics. Each sentence is printed once."""
+        return []
+
     def imagine(self, *, horizon: int, **options: Any) -> Batch:
         """Latent rollouts (world models)."""
         raise UserError(f"{type(self).__name__} does not imagine")

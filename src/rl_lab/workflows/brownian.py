@@ -1,7 +1,9 @@
-"""Actions that wander: a random walk within the bounds, where white noise would cancel out.
+"""Actions that follow a random walk within the bounds, where white noise would cancel out.
 
 A car that is steered by independent random numbers hardly moves; one whose wheel and pedals drift
-slowly gets somewhere. It learns nothing: use it in a phase with `policy: brownian`.
+slowly gets somewhere. Each episode begins with a uniformly random action, as the walk does in the
+World Models code of Tallec, Blier and Kalainathan (ctallec/world-models), whose idea it is. It
+learns nothing: use it in a phase with `policy: brownian`.
 """
 
 from dataclasses import dataclass
@@ -18,6 +20,8 @@ from rl_lab.core.spec import Box
 from rl_lab.workflows.base import Workflow
 from rl_lab.workflows.earning import require_positive
 
+STARTED = "started"  # whether an episode has had its first action, [N]
+
 
 @dataclass(frozen=True, kw_only=True)
 class BrownianConfig:
@@ -27,14 +31,14 @@ class BrownianConfig:
     collect_steps: int = option(128, "vector steps per collect call")
 
     def __post_init__(self) -> None:
-        """It moves."""
+        """Refuse values that cannot work."""
         require_positive(self, "stride")
         if self.collect_steps < 1:
             raise ValueError(f"collect_steps must be at least 1, got {self.collect_steps}")
 
 
 class BrownianWorkflow(Workflow):
-    """A random walk that begins anew, in the middle of the range, with every episode."""
+    """A random walk that begins again, anywhere in the range, with every episode."""
 
     Config: ClassVar[type | None] = BrownianConfig
     config: BrownianConfig
@@ -52,8 +56,10 @@ class BrownianWorkflow(Workflow):
         self.rng = context.rng.torch("brownian_policy")
 
     def initial_state(self, batch: int) -> dict[str, torch.Tensor]:
-        """The middle of the range."""
-        return {ACTION: ((self.low + self.high) / 2).expand(batch, *self.low.shape).clone()}
+        """No action yet: where an episode starts, `act` draws one."""
+        action = self.low.expand(batch, *self.low.shape).clone()
+        started = torch.zeros(batch, dtype=torch.bool, device=self.low.device)
+        return {ACTION: action, STARTED: started}
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """With the stride of this step."""
@@ -61,8 +67,12 @@ class BrownianWorkflow(Workflow):
         return super().collect_step(step, phase=phase)
 
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        """One step further; the bounds hold."""
-        noise = torch.randn(state[ACTION].shape, generator=self.rng).to(self.low.device)
-        moved = state[ACTION] + self.stride * (self.high - self.low) / 2 * noise
-        action = torch.minimum(torch.maximum(moved, self.low), self.high)
-        return Action(action, {ACTION: action})
+        """One step further, within the bounds; the first action of an episode is uniform."""
+        before, size = state[ACTION], self.high - self.low
+        uniform = torch.rand(before.shape, generator=self.rng).to(before.device)
+        normal = torch.randn(before.shape, generator=self.rng).to(before.device)
+        moved = before + self.stride * size / 2 * normal
+        walked = torch.minimum(torch.maximum(moved, self.low), self.high)
+        started = state[STARTED].reshape(-1, *[1] * self.low.dim())
+        action = torch.where(started, walked, self.low + size * uniform)
+        return Action(action, {ACTION: action, STARTED: torch.ones_like(state[STARTED])})

@@ -66,6 +66,7 @@ from rl_lab.workflows.greedy import (
 from rl_lab.workflows.replay import ERROR, ReplayConfig, ReplayWorkflow
 
 USED = (OBS, ACTION, REWARD, TERMINATED, NEXT_OBS, STEPS, WEIGHT)  # of a minibatch
+MAX_OUT_OF_RANGE = 0.05  # share of c51's target probability beyond its atoms; more is reported
 VOTERS, ASKED = 16, 32  # noisy networks, and rows of a batch, that tell how random the policy is
 
 
@@ -344,6 +345,17 @@ class DQN(ReplayWorkflow):
         inputs = (obs, noise[..., actions + 1 :]) if self.config.noisy else (obs,)
         best = functional_call(self.model, weights, inputs).argmax(-1)
         return torch.where(explores, noise[..., :actions].argmax(-1), best), {}
+
+    def warnings(self, row: Mapping[str, float]) -> list[str]:
+        """Of c51: a range of atoms that is too narrow for the returns."""
+        if row.get("train/out_of_range", 0.0) <= MAX_OUT_OF_RANGE:
+            return []
+        low, high = self.config.value_range
+        return [
+            f"more than {MAX_OUT_OF_RANGE:.0%} of c51's targets lie outside of "
+            f"algorithm.value_range, {low:g} to {high:g}, and count as its ends: make it wider, or "
+            "scale the rewards"
+        ]
 
     def learn(self, rows: Batch, now: DQNConfig) -> Metrics:
         """One gradient step, and the target network's move if it is time."""

@@ -4,8 +4,9 @@ Reads top to bottom: configs of v3, v2 and v1 (Hafner et al. 2023, 2021, 2020), 
 world model, the losses of actor and critic, workflow. Time runs in arrival form: row t is a frame,
 with the action that led to it and the reward that came with it.
 
-Departures from the papers: free nats are per step in all versions; v2's policy over a Box is a
-normal with a bounded mean; features are cut off from the critic's loss on replayed rows (v3).
+Departures from the papers are listed in docs/algorithms/dreamer.md. The largest: free nats are per
+step in all versions; v1 and v2 also differentiate through what the policy sees; v2's policy over a
+Box is a normal with a bounded mean; features are cut off from v3's value loss on replayed rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.clock import Earned
 from rl_lab.core.compiled import Compiled
-from rl_lab.core.optim import FlatOptimizer, Loss, OptimizerConfig, scalar
+from rl_lab.core.optim import FlatOptimizer, LaPropConfig, Loss, OptimizerConfig, scalar
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at, extremes
@@ -63,19 +64,6 @@ JUDGING = {
 FRAME = "frame"  # of a policy's memory: how many it has seen of the episode
 FIXED = 1024  # frames of an episode whose latents are drawn by numbers of their own
 FROM_REPLAY = (REWARD, TERMINATED, TRUNCATED, RESET)  # what the controller wants of a window
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaPropConfig(OptimizerConfig):
-    """The optimiser of Dreamer v3."""
-
-    name: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = option(
-        "laprop", "adamw has decoupled weight decay; laprop averages gradients after scaling them"
-    )
-    eps: float = option(1e-8, "added to the root of the second moment; not in sgd")
-    agc: float = option(
-        0.3, "largest norm of a tensor's gradient, as a share of the tensor's own norm; 0: any"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,9 +235,10 @@ class Dreamer(WorldWorkflow):
     """Dreamer by its config; `dreamer_v1`, `dreamer_v2`, `dreamer_v3` differ in nothing else."""
 
     Config: ClassVar[type | None] = DreamerV3Config
-    phases: ClassVar[list[dict[str, Any]]] = [
-        {"name": "train", "hooks": ["collect", "update_world_model", "update_controller"]}
-    ]
+    phases: ClassVar[list[dict[str, Any]]] = [{"name": "train", "hooks": ["collect", "update"]}]
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "buffers": {"replay": {"type": "sequence", "online": True, "latents": True}}
+    }
     config: DreamerV3Config
 
     def initialize(self, context: WorkflowContext) -> None:
@@ -257,7 +246,7 @@ class Dreamer(WorldWorkflow):
         super().initialize(context)
         config, space = self.config, context.spec.action
         self.world = WorldModel(config, context.spec).to(context.device)
-        inputs, units = self.world.feature_dim, config.dimensions().units
+        inputs = self.world.feature_dim
         is_box = isinstance(space, Box)
         self.dynamics_gradient = config.actor_gradient == "dynamics" or (
             config.actor_gradient == "auto" and is_box
@@ -265,12 +254,11 @@ class Dreamer(WorldWorkflow):
         self.actor = WorldActor(
             inputs,
             space,
-            units,
             config,
             unimix=config.actor_unimix,
             squashed=config.squashed and is_box,
         ).to(context.device)
-        self.critic = Scalar(inputs, units, config).to(context.device)
+        self.critic = Scalar(inputs, config).to(context.device)
         self.slow_critic = Target(self.critic)
         compiled = context.config.compute.compile == "on"
         optimizer = partial(FlatOptimizer, config=config.optimizer, compile=compiled)
@@ -371,7 +359,7 @@ class Dreamer(WorldWorkflow):
     # ------------------------------------------------------------ learning
 
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
-        """Windows for the world model; for the controller, the states that it left."""
+        """Windows for the world model; for the controller alone, the states that it left."""
         now = at(self.config, phase["step"])
         controls = hook == "update_controller"
         account = self.controls_earned if controls else self.earned
@@ -383,33 +371,13 @@ class Dreamer(WorldWorkflow):
         windows = buffer.sequences(now.batch_size, now.batch_length, due)
         return self._observed(windows) if controls else windows
 
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """For each batch of windows, a step of the world model and one of actor and critic."""
+        return self._learn_windows(batch, phase, control=True)
+
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """One gradient step per window batch; their states are kept for the controller."""
-        now = at(self.config, phase["step"])
-        count, (length, size) = len(batch[RESET]), batch[RESET].shape[1:3]
-        noise = self.world.noise((count, length, size), self.model_rng)
-        device, starts = self.context.device, self.begin_windows(batch)
-        rows = {key: each for key, each in batch.items() if key not in (INDEX, LATENT)}
-        scales = {name: scalar(getattr(now, option), device) for name, option in SCALES.items()}
-        states: list[State] = []
-
-        def step(index: int) -> Metrics:
-            metrics = self.world_optimizer.step(
-                picked(rows, index),
-                picked(starts, index),
-                noise[index],
-                scales,
-                **self.rates(now.model_rate, now),
-            )
-            states.append({key: metrics.pop(key) for key in BELIEF})
-            return _renamed(metrics, "model")
-
-        steps = self.take_steps(count, step)
-        kept = {key: batch[key] for key in FROM_REPLAY}
-        self.starts = kept | {key: torch.stack([each[key] for each in states]) for key in BELIEF}
-        self.keep_states(batch, self.starts, phase)
-        self.spend(count, phase, now.replay_ratio)
-        return {**averages(steps), "gradient_steps": self.gradient_steps}
+        """One step per batch of windows; their states are kept for `update_controller`."""
+        return self._learn_windows(batch, phase, control=False)
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """One step of actor and critic for each set of states, in dreams that begin there."""
@@ -417,11 +385,38 @@ class Dreamer(WorldWorkflow):
         steps = self.take_steps(
             len(batch[RESET]),
             lambda index: self._control(picked(batch, index), now),
-            counter="controller_steps",
+            counters=("controller_steps",),
         )
         self.starts = {}
         self.spend(len(steps), phase, now.replay_ratio, self.controls_earned)
         return averages(steps)
+
+    def _learn_windows(self, batch: Batch, phase: Phase, *, control: bool) -> Metrics:
+        """Learn the world model from windows [K, T, B, …]; `control`: and act better, in turn."""
+        now, device = at(self.config, phase["step"]), self.context.device
+        noise = self.world.noise(batch[RESET].shape, self.model_rng)
+        starts = self.begin_windows(batch)
+        rows = {key: each for key, each in batch.items() if key not in (INDEX, LATENT)}
+        scales = {name: scalar(getattr(now, option), device) for name, option in SCALES.items()}
+        states: list[State] = []
+
+        def step(index: int) -> Metrics:
+            windows = picked(rows, index)
+            pace = self.rates(now.model_rate, now)
+            metrics = self.world_optimizer.step(
+                windows, picked(starts, index), noise[index], scales, **pace
+            )
+            states.append({key: metrics.pop(key) for key in BELIEF})
+            controlled = self._control({**windows, **states[-1]}, now) if control else {}
+            return _renamed(metrics, "model") | controlled
+
+        counters = ("gradient_steps", "controller_steps")[: 2 if control else 1]
+        steps = self.take_steps(len(noise), step, counters)
+        found = {key: torch.stack([each[key] for each in states]) for key in BELIEF}
+        self.starts = {} if control else {key: batch[key] for key in FROM_REPLAY} | found
+        self.keep_states(batch, found, phase)
+        self.spend(len(noise), phase, now.replay_ratio)
+        return {**averages(steps), "gradient_steps": self.gradient_steps}
 
     @torch.no_grad()
     def _observed(self, windows: Batch) -> Batch:
@@ -479,9 +474,13 @@ class DreamerV2(Dreamer):
     """Dreamer with the settings of v2."""
 
     Config: ClassVar[type | None] = DreamerV2Config
+    phases: ClassVar[list[dict[str, Any]]] = [
+        {"name": "train", "hooks": ["collect", "update_world_model", "update_controller"]}
+    ]
+    defaults: ClassVar[Mapping[str, Any]] = WorldWorkflow.defaults
 
 
-class DreamerV1(Dreamer):
+class DreamerV1(DreamerV2):
     """Dreamer with the settings of v1."""
 
     Config: ClassVar[type | None] = DreamerV1Config

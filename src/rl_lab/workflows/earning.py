@@ -151,16 +151,15 @@ class EarningWorkflow(Workflow):
 
         Steps before there is anything to learn from (`ready`) earn nothing.
         """
-        account = account or self.earned
+        account, steps = account or self.earned, phase.get("env_steps", phase["step"])
         if not ready:
-            account.seen = max(account.seen, phase["step"])
+            account.seen = max(account.seen, steps)
             return 0
         if phase["type"] == "offline" or ratio == 0:
             return 1
         # Steps of phases that only collect earn nothing: this one would have to learn them at once.
-        begun = phase["step"] - phase.get("phase_steps", phase["step"])
-        account.seen = max(account.seen, begun)
-        return max(account.count(phase["step"], ratio), 0)
+        account.seen = max(account.seen, steps - phase.get("phase_steps", steps))
+        return max(account.count(steps, ratio), 0)
 
     def spend(self, count: int, phase: Phase, ratio: float, account: Earned | None = None) -> None:
         """So many of those that were due were taken."""
@@ -168,20 +167,25 @@ class EarningWorkflow(Workflow):
             (account or self.earned).spend(count)
 
     def take_steps(
-        self, count: int, step: Callable[[int], Metrics], counter: str = "gradient_steps"
+        self,
+        count: int,
+        step: Callable[[int], Metrics],
+        counters: Sequence[str] = ("gradient_steps",),
     ) -> list[Metrics]:
         """`step(index)` for each gradient step. On a bad number all is as it was before."""
-        saved, before = self.learned_state(), getattr(self, counter)
+        saved, before = self.learned_state(), {name: getattr(self, name) for name in counters}
         try:
             taken = []
             for index in range(count):
-                setattr(self, counter, before + index + 1)  # a step knows its own number
+                for name, number in before.items():  # a step knows its own number
+                    setattr(self, name, number + index + 1)
                 taken.append(step(index))
             for name, optimizer in self.optimizers().items():
                 optimizer.check(f"{type(self).__name__} update of {name}")
         except NonFiniteError:
             self.restore_learned(saved)
-            setattr(self, counter, before)
+            for name, number in before.items():
+                setattr(self, name, number)
             raise
         return taken
 

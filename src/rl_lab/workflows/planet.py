@@ -4,10 +4,9 @@ Reads top to bottom: config, loss of the model, planning, workflow. There is no 
 at every step the cross-entropy method (or MPPI) looks for the actions with the largest sum of
 imagined rewards, and the first of them is taken.
 
-Departures from the paper: any observation, not only images; Discrete actions, by CEM over
-categories; tasks may end (`continue_scale`), and rewards behind an imagined end do not count;
-candidate k is imagined with the same random numbers in every environment and iteration; actions
-that are to be deterministic are planned from the likeliest latent, with fixed random numbers.
+Departures from the paper are listed in docs/algorithms/planet.md. The largest: any observation, not
+only images; Discrete actions, by CEM over categories; tasks may end (`continue_scale`); decisions
+of evaluations are planned from the likeliest latent, with fixed random numbers.
 """
 
 from collections.abc import Callable, Mapping

@@ -229,16 +229,18 @@ class PPO(ActorCriticWorkflow):
         saved = self.optimizer.snapshot(), self.order_rng.get_state()
         saved_scale = self.reward_scale.state_dict() if self.reward_scale else None
         try:
-            rows, metrics = self._credit(batch, now)
-            metrics |= self._learn(rows, now)
-            self.optimizer.check("PPO update")
+            with self.statistics_of(batch[OBS]) as first:
+                rows, metrics = self._credit(batch, now)
+                metrics |= self._learn(rows, now)
+                self.optimizer.check("PPO update")
         except NonFiniteError:
             self.optimizer.restore(saved[0])
             self.order_rng.set_state(saved[1])
             if self.reward_scale:
                 self.reward_scale.load_state_dict(saved_scale or {})
             raise
-        self.model.normalizer.absorb(map_leaves(lambda leaf: leaf.cpu().numpy(), batch[OBS]))
+        if first:  # the actor saw raw frames
+            del metrics["policy_drift"]
         return {**metrics, **self.deviations()}
 
     @torch.no_grad()

@@ -237,17 +237,17 @@ class Reinforce(ActorCriticWorkflow):
         saved = [each.snapshot() for each in optimizers]
         saved_scale = self.reward_scale.state_dict() if self.reward_scale else None
         try:
-            rows, metrics = self._credit(batch, now)
-            metrics |= self._learn(rows, now)
-            for each in optimizers:
-                each.check("REINFORCE update")
+            with self.statistics_of(batch[OBS]):
+                rows, metrics = self._credit(batch, now)
+                metrics |= self._learn(rows, now)
+                for each in optimizers:
+                    each.check("REINFORCE update")
         except NonFiniteError:
             for each, before in zip(optimizers, saved, strict=True):
                 each.restore(before)
             if self.reward_scale:
                 self.reward_scale.load_state_dict(saved_scale or {})
             raise
-        self.model.normalizer.absorb(map_leaves(lambda leaf: leaf.cpu().numpy(), batch[OBS]))
         return {**metrics, **self.deviations()}
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from rl_lab.core.batch import INDEX, Batch, Metrics
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase
-from rl_lab.core.schedule import at
+from rl_lab.core.schedule import Schedule, at
 from rl_lab.core.tree import first_leaf, picked
 from rl_lab.workflows.base import LearnsFrom
 from rl_lab.workflows.earning import (
@@ -33,7 +33,8 @@ class ReplayConfig(EarningConfig):
 
     n_step: int = option(1, "rewards in a row before the bootstrap")
     importance_beta: float = option(
-        0.4, "prioritized buffers: how far their bias is corrected, 1 is wholly"
+        Schedule(start=0.4, end=1.0),
+        "prioritized buffers: how far their bias is corrected, 1 is wholly",
     )
     learning_rate: float = option(3e-4, "step size of the optimiser")
 

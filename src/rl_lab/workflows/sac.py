@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from rl_lab.core.batch import (
     ACTION,
+    ACTION_MASK,
     NEXT_OBS,
     OBS,
     REWARD,
@@ -63,7 +64,7 @@ class SACConfig(ReplayConfig):
         "continuous actions: gaussian; gsde, whose noise depends on the state and is kept for a "
         "while; or flow, which may have several hills",
     )
-    noise_every: int = option(0, "policy gsde: steps until other noise; 0: for whole episodes")
+    noise_every: int = option(32, "policy gsde: steps until other noise; 0: for whole episodes")
     couplings: int = option(2, "policy flow: how often the noise is bent (RealNVP)")
     critics: int = option(2, "Q-functions that are trained side by side")
     subset: int | None = option(
@@ -80,7 +81,7 @@ class SACConfig(ReplayConfig):
         "auto", "entropy to keep: auto is minus the action dimensions, or a share of the largest"
     )
     target_entropy_scale: float = option(
-        0.89, "discrete actions: that share of log(number of actions)"
+        0.89, "discrete actions: that share of log(number of legal actions)"
     )
     target_rate: float = option(5e-3, "how far target critics move towards the critics (tau)")
     target_every: int = option(1, "gradient steps between two moves of the target critics")
@@ -238,22 +239,30 @@ class Temperature(nn.Module):
 
 
 def temperature_loss(
-    log_alpha: Tensor, log_prob: Tensor, target_entropy: float
+    log_alpha: Tensor, log_prob: Tensor, target_entropy: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Raises log α while the entropy −log π is below the target, and lowers it above (eq. 17).
 
-    The loss is −log α · missing, so its gradient is known: both are returned.
+    The target is one number, or one for each row [B]. The loss is −log α · missing, so its gradient
+    is known: both are returned.
     """
     missing = (log_prob + target_entropy).mean()
     return -log_alpha * missing, -missing
 
 
-def entropy_goal(config: SACConfig, action: Space) -> float:
-    """What `auto` means: minus the dimensions of a Box, or a share of the largest entropy."""
+def entropy_goal(config: SACConfig, action: Space, obs: Any = None) -> float | Tensor:
+    """What `auto` means: minus the dimensions of a Box, or a share of the largest entropy.
+
+    Where `obs` has masks, that is the largest entropy of the legal actions of each row [B]: of
+    log(1) = 0 where nothing can be chosen.
+    """
     if config.target_entropy != "auto":
         return config.target_entropy
     if isinstance(action, Box):
         return -float(action.size)
+    if isinstance(obs, Mapping) and ACTION_MASK in obs:
+        legal = (obs[ACTION_MASK] != 0).sum(-1)
+        return config.target_entropy_scale * legal.float().log()
     return config.target_entropy_scale * math.log(getattr(action, "n", 1))
 
 
@@ -360,7 +369,8 @@ class SAC(ReplayWorkflow):
             metrics |= self._step("actor", now, obs, critic, *inputs)
             log_prob = metrics.pop("log_prob")
             if self.temperature_optimizer is not None:
-                metrics |= self._cool(self.temperature_optimizer, log_prob, now)
+                goal = entropy_goal(now, self.context.spec.action, obs)
+                metrics |= self._cool(self.temperature_optimizer, log_prob, goal, now)
         if self.gradient_steps % now.target_every == 0:
             self.target.follow(self.critic_optimizer.state.flat, now.target_rate)
         return metrics
@@ -415,9 +425,10 @@ class SAC(ReplayWorkflow):
         """One step of Adam down the loss of critics or actor."""
         return _named(name, self.optimizers()[name].step(*inputs, **self._pace(name, now)))
 
-    def _cool(self, optimizer: FlatOptimizer, log_prob: Tensor, now: SACConfig) -> Metrics:
+    def _cool(
+        self, optimizer: FlatOptimizer, log_prob: Tensor, goal: float | Tensor, now: SACConfig
+    ) -> Metrics:
         """One step of the temperature."""
-        goal = entropy_goal(now, self.context.spec.action)
         loss, gradient = temperature_loss(self.temperature.log_alpha.detach(), log_prob, goal)
         pace = self._pace("temperature", now)
         return _named("temperature", optimizer.descend(gradient.reshape(1), loss, **pace))

@@ -5,10 +5,12 @@ numbers z of a frame; an LSTM with mixture heads (M) foresees the next z, and it
 single frames do not show; a linear controller (C) acts on [z, h]. V and M learn from what was
 collected at random, C by CMA-ES, from returns in the environment or in M's dreams.
 
-Departures from the paper: the convolutions are padded, so images of any even size fit; M also
-foresees rewards, from which dreams are judged; a dream begins after a few real frames; candidates
-and evaluations see the mean of z, not a sample; evaluations take the mean of the search, not its
-best candidate; windows of frames may lead from one episode into the next, with the memory cleared.
+Departures from the paper (docs/algorithms/world_models.md has the whole list, with numbers): V's
+convolutions are padded and its decoder mirrors its encoder; M also predicts rewards, and ends in
+every task; windows of frames begin anywhere and may lead from one episode into the next, with the
+memory cleared; gradients are clipped by their norm; a dream begins after a few real frames, and
+ends by chance; trials and deterministic evaluations see the mean of z, not a sample; all candidates
+of a generation play the same episodes; evaluations take the mean of the search, not its best one.
 """
 
 import math
@@ -45,11 +47,13 @@ from rl_lab.core.spec import MultiDiscrete
 from rl_lab.core.tree import picked
 from rl_lab.networks.candidates import (
     LATENT,
+    Squash,
     controller_features,
     controls,
     decided,
     dream_step,
     dreamed_returns,
+    require_squashings,
 )
 from rl_lab.networks.dreaming import CONTINUES
 from rl_lab.networks.mdn_rnn import MDNRNN, dynamics_loss
@@ -76,11 +80,17 @@ _PIECE = 1024  # frames that are encoded at once: a long window of large images 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldModelsConfig(EarningConfig):
-    """Hyperparameters of World Models; the paper's sizes. Any float may be a schedule."""
+    """Hyperparameters of World Models. Any float may be a schedule.
+
+    Networks, rates and V's batches have the paper's sizes. The windows of M, the population and the
+    episodes are smaller: `CarRacing-v3:world_models_paper` has those of the paper.
+    """
 
     batch_size: int = option(100, "frames of one gradient step of V")
     sequences: int = option(16, "windows of one gradient step of M")
-    batch_length: int = option(32, "transitions of each window")
+    batch_length: int = option(
+        32, "transitions of each window at most: as many as the longest episode in the buffer has"
+    )
     replay_ratio: float = option(
         0.0,
         "gradient steps per environment step, fractions are carried; 0: one per call of the hook",
@@ -102,6 +112,9 @@ class WorldModelsConfig(EarningConfig):
     reward_scale: float = option(1.0, "weight of M's loss of rewards")
     end_scale: float = option(1.0, "weight of M's loss of ends")
     memory: bool = option(True, "C acts on z and M's memory; if not, on z alone")
+    squash: list[Squash] = option(
+        [], "how C's raw outputs become actions, one name for each number; []: tanh for all"
+    )
     fitness: Literal["env", "dream"] = option("env", "where candidates for C are tried out")
     population: int = option(16, "candidates of a generation")
     episodes: int = option(4, "episodes, or dreams, of each candidate; the same ones for all")
@@ -134,8 +147,8 @@ class WorldModelsConfig(EarningConfig):
         return "M is the memory"
 
     def rows_needed(self) -> tuple[str, int]:
-        """Frames of one window: one more than its transitions."""
-        return "batch_length", self.batch_length + 1
+        """Frames of the shortest window: where a transition begins, and where it ends."""
+        return "batch_length", 2
 
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
@@ -204,6 +217,7 @@ class WorldModels(EarningWorkflow):
             raise UserError(f"world_models has one choice per step, '{spec.id}' has more: use ppo")
         self.image = require_image(spec.observation, len(config.channels), spec.id)
         self.space = spec.action
+        self.squash = require_squashings(config.squash, spec.action, spec.id)
         device, size = context.device, vector_size(spec.action)
         self.vae = ConvVAE(self.image, config.latent, config.channels).to(device)
         self.dynamics = MDNRNN(config.latent, size, config.hidden, config.mixtures).to(device)
@@ -255,7 +269,7 @@ class WorldModels(EarningWorkflow):
         features = controller_features(latent, state, self.config.memory)
         groups = features.reshape(len(parameters), -1, features.shape[-1])
         raw = controls(parameters, groups, vector_size(self.space)).flatten(0, 1)
-        action = decided(self.space, raw)
+        action = decided(self.space, raw, self.squash)
         if self.config.memory:
             _, state = self.dynamics.step(latent, as_vector(self.space, action), state)
         return Action(action, state)
@@ -299,7 +313,9 @@ class WorldModels(EarningWorkflow):
         self.temperature = now.temperature
         if hook == "update_controller":
             return self._returns() if now.fitness == "env" else self._starts(buffer, now)
-        length = 1 if hook == "update_vae" else now.batch_length + 1
+        length = 1
+        if hook != "update_vae":  # one frame more than transitions, as long as episodes allow
+            length = max(buffer.window_length(now.batch_length + 1), 2)
         account = self.dynamics_earned if hook == "update_dynamics" else self.earned
         due = self.due(phase, now.replay_ratio, account, ready=buffer.ready(length))
         if due == 0:
@@ -396,8 +412,11 @@ class WorldModels(EarningWorkflow):
 
     # ------------------------------------------------------------ dreaming
 
-    def begin_dream(self, seen: Batch) -> State:
-        """Where M stands at the last of real frames [T, B, …]: its z, and the memory before it."""
+    def begin_dream(self, seen: Batch, generator: torch.Generator | None = None) -> State:
+        """Where M stands at the last of real frames [T, B, …]: its z, and the memory before it.
+
+        Nothing is drawn: z is the mean of what V sees.
+        """
         with torch.no_grad():
             latent, _ = self._encode(seen[OBS])
             action = as_vector(self.space, seen[PREVIOUS_ACTION])
@@ -438,7 +457,7 @@ class WorldModels(EarningWorkflow):
         for now in range(horizon):
             features = controller_features(state[LATENT], state, self.config.memory)
             raw = controls(mean.to(features.device), features[None], vector_size(self.space))[0]
-            action = decided(self.space, raw) if given is None else given[now]
+            action = decided(self.space, raw, self.squash) if given is None else given[now]
             state, reward, continues = self.dream_step(state, action, rng)
             row = {OBS: self.look(state), ACTION: action, REWARD: reward, CONTINUES: continues}
             for name, each in {**row, LATENT: state[LATENT]}.items():
@@ -464,6 +483,7 @@ class WorldModels(EarningWorkflow):
             self.dynamics.noise(lead, self.dream_rng).to(candidates.device),
             torch.rand(lead, generator=self.dream_rng).to(candidates.device),
             space=self.space,
+            squash=self.squash,
             memory=now.memory,
             temperature=now.temperature,
             gamma=now.gamma,

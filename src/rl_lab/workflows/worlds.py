@@ -18,7 +18,8 @@ from rl_lab.core.spec import Space
 from rl_lab.core.tree import map_leaves, picked
 from rl_lab.networks.dreaming import CONTINUES, SEEN, foresight_pictures
 from rl_lab.networks.rssm import State
-from rl_lab.networks.worlds import WorldModel, WorldModelConfig
+from rl_lab.networks.world_config import WorldModelConfig
+from rl_lab.networks.worlds import WorldModel
 from rl_lab.workflows.base import LearnsFrom
 from rl_lab.workflows.earning import LONGEST, EarningConfig, EarningWorkflow, window_problems
 
@@ -105,14 +106,15 @@ class WorldWorkflow(EarningWorkflow):
         return {LATENT: torch.cat([states[key] for key in BELIEF], -1)}
 
     @torch.no_grad()
-    def begin_dream(self, seen: Batch) -> State:
-        """Where the model stands at the last of real frames [T, B, …], by the likeliest latents."""
+    def begin_dream(self, seen: Batch, generator: torch.Generator) -> State:
+        """Where the model stands at the last of real frames [T, B, …]; latents are drawn."""
         rssm = self.world.rssm
+        noise = self.world.noise(seen[RESET].shape, generator).to(self.context.device)
         state = rssm.initial(seen[RESET].shape[1], self.context.device)
         embeds = self.world.embed(seen[OBS])
         actions = as_vector(self.world.action, seen[PREVIOUS_ACTION])
-        for action, embed, reset in zip(actions, embeds, seen[RESET], strict=True):
-            state, _ = rssm.observe(state, action, embed, reset, None)
+        for action, embed, reset, draw in zip(actions, embeds, seen[RESET], noise, strict=True):
+            state, _ = rssm.observe(state, action, embed, reset, draw)
         return state
 
     @torch.no_grad()
@@ -145,8 +147,8 @@ class WorldWorkflow(EarningWorkflow):
         Frames, actions, rewards and chances to go on, [H, B, …]. The `seed` decides what is drawn.
         """
         seen, given = wanted_dream(self.context.buffers, horizon, options)
-        state = self.begin_dream(seen)
         rng = torch.Generator(self.context.device).manual_seed(int(options.get("seed", 0)))
+        state = self.begin_dream(seen, rng)
         policy = self.dream_policy() if given is None else None
         found: dict[str, list[Any]] = {}
         for now in range(horizon):
