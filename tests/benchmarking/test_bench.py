@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from rl_lab.benchmarking import plain_dqn, plain_ppo
-from rl_lab.benchmarking.contestants import CONTESTANTS, Contestant, our_settings
+from rl_lab.benchmarking.contestants import (
+    CONTESTANTS,
+    Contestant,
+    equal_settings,
+    our_settings,
+)
 from rl_lab.benchmarking.profile import STAGES
 from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
 from rl_lab.cli.main import main
@@ -121,6 +126,47 @@ def test_peers_trains_us_and_the_plain_loop(capsys, place):
     assert json.loads((place / "out" / "peers.json").read_text())["rows"] == report["rows"]
     picture = (place / "out" / "peers.png").exists()
     assert picture is (importlib.util.find_spec("matplotlib") is not None)
+
+
+CLEANRL = """
+import sys, time
+given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
+envs, steps = int(given["--num-envs"]), int(given["--num-steps"])
+assert given["--ent-coef"] == "0.01" and given["--num-minibatches"] == "4", given
+for iteration in range(int(given["--total-timesteps"]) // (envs * steps)):
+    time.sleep(0.01)
+    print(f"global_step={iteration}, episodic_return=[{20.0 + iteration}]")
+    print("SPS:", 1)
+"""
+
+
+def test_the_default_run_and_a_script_of_cleanrls_take_part(capsys, place):
+    (place / "ppo.py").write_text(CLEANRL)
+    words = ["--steps", "4096", "--repeats", "1", "--peer", "rl-lab-default", "--peer", "cleanrl"]
+    _, rows = bench(capsys, "peers", *words, "--cleanrl", "ppo.py")
+    assert list(rows) == ["rl-lab", "rl-lab-default", "cleanrl"]
+    assert rows["cleanrl"]["last_return"] == 21.5 and rows["cleanrl"]["runs"] == 1  # 20, 21, 22, 23
+    assert rows["rl-lab-default"]["last_return"] == rows["rl-lab"]["last_return"]  # the same run
+
+
+def test_a_script_of_cleanrls_that_fails_says_why(capsys, place):
+    (place / "ppo.py").write_text("raise ValueError('on purpose')")
+    words = ["--steps", "4096", "--repeats", "1", "--peer", "cleanrl"]
+    _, rows = bench(capsys, "peers", *words, "--cleanrl", "ppo.py")
+    assert rows["cleanrl"]["detail"].endswith("exit code 1: ValueError: on purpose")
+    _, rows = bench(capsys, "peers", *words)
+    assert rows["cleanrl"]["detail"] == "give its own script: --cleanrl PATH/TO/ppo.py"
+
+
+def test_the_default_run_evaluates_and_logs():
+    job = Job(env="CartPole-v1", settings="matched", rollouts=4)
+    quiet, default = our_settings(job), equal_settings(job)
+    assert default["algorithm.entropy_coefficient"] == 0.01
+    assert {*quiet} - {*default} == {
+        "evaluation.every_steps",
+        "checkpoint.every_steps",
+        "logging.every_steps",
+    }
 
 
 def test_a_peer_that_is_absent_or_fails_has_a_row_of_its_own(capsys, monkeypatch):
@@ -266,6 +312,7 @@ def test_the_default_place_is_used_only_if_it_exists(capsys, place):
         ("peers --steps 2000", "give at least 2048"),
         ("peers --env CartPol-v1", "did you mean 'CartPole-v1'"),
         ("peers --compile maybe", "write on or off"),
+        ("peers --cleanrl nowhere.py", "there is no such file"),
         ("peers --every 100", "--every is for --until"),
         ("peers --until 475 --settings zo", "did you mean 'zoo'?"),
         ("peers --until 475 --steps 1024 --every 513", "2 evaluations do not fit"),

@@ -3,6 +3,8 @@
 The imports of other libraries are inside the functions: none of them has to be installed.
 """
 
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.benchmarking.settings import (
+    EPISODES,
     IN_A_ROW,
     JUDGED,
     Clock,
@@ -20,8 +23,9 @@ from rl_lab.benchmarking.settings import (
     Settings,
     Timed,
 )
+from rl_lab.core.errors import RunError
 
-OURS, PLAIN = "rl-lab", "plain"
+OURS, DEFAULT, PLAIN, CLEANRL = "rl-lab", "rl-lab-default", "plain", "cleanrl"
 
 
 @dataclass(frozen=True)
@@ -33,9 +37,15 @@ class Contestant:
     train: Callable[[Job], Timed]
     algorithms: tuple[str, ...] = ("ppo", "dqn", "sac")
     env: str | None = None  # the only one that it plays
+    needs_script: bool = False  # a file of its own, which the user has to name
+    evaluates: bool = True  # on the way, as --until needs it
 
     def obstacle(self, job: Job) -> str | None:
         """Why it does not take part in a job; None if it does."""
+        if job.until is not None and not self.evaluates:
+            return "takes no part in --until"
+        if self.needs_script and job.script is None:
+            return "give its own script: --cleanrl PATH/TO/ppo.py"
         if job.values.algorithm not in self.algorithms:
             return f"does {', '.join(self.algorithms)} only"
         return None if self.env in (None, job.env) else f"plays {self.env} only"
@@ -46,21 +56,26 @@ class Contestant:
         return find_spec(self.module) is not None
 
 
-def ours(job: Job) -> Timed:
-    """The real loop of a run: its folder, guards and last checkpoint. No evaluation, one row."""
+def ours(job: Job, *, quiet: bool = True) -> Timed:
+    """The real loop of a run: its folder, guards and last checkpoint. No evaluation, one row.
+
+    Not `quiet`: a default run, with evaluations, rows of metrics, checkpoints and TensorBoard.
+    """
     from rl_lab.api import configure
     from rl_lab.orchestration.build import build_run
     from rl_lab.orchestration.resolve import resolve
     from rl_lab.orchestration.values import as_override
     from rl_lab.records.run_directory import RunDirectory
-    from rl_lab.records.sinks import Sinks
+    from rl_lab.records.sinks import Sinks, TensorBoardSink
 
-    words = [as_override(path, value) for path, value in our_settings(job).items()]
+    settings = our_settings(job) if quiet else equal_settings(job)
+    words = [as_override(path, value) for path, value in settings.items()]
     config = resolve(configure(overrides=words)[0])
     clock = Clock(job)
     with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
+        sinks = [] if quiet else [TensorBoardSink(Path(folder) / "tensorboard")]
         run, _ = build_run(
-            config, lambda: RunDirectory.create(Path(folder), "bench"), Sinks([], None)
+            config, lambda: RunDirectory.create(Path(folder), "bench"), Sinks(sinks, None)
         )
         with closing(run):
             after_cycle = run.after_cycle
@@ -75,7 +90,12 @@ def ours(job: Job) -> Timed:
             return clock.result(collector.episodes.returns)
 
 
-def our_settings(job: Job) -> dict[str, Any]:
+def default_run(job: Job) -> Timed:
+    """What `rl-lab train` does by default."""
+    return ours(job, quiet=False)
+
+
+def equal_settings(job: Job) -> dict[str, Any]:
     """The job in our own words; no preset, so that nothing else comes in."""
     own = _ppo_settings if job.values.algorithm == "ppo" else _replay_settings
     return {
@@ -88,12 +108,15 @@ def our_settings(job: Job) -> dict[str, Any]:
         "algorithm.batch_size": job.values.batch_size,
         **own(job.values),
         "training.total_timesteps": job.steps,
-        "evaluation.every_steps": 0,
-        "checkpoint.every_steps": 0,
-        "logging.every_steps": 2 * job.steps,
         "compute.compile": "on" if job.compile else "off",
         "compute.threads": job.threads,
     }
+
+
+def our_settings(job: Job) -> dict[str, Any]:
+    """The job without evaluations, checkpoints and rows of metrics: peers write none either."""
+    quiet = {"evaluation.every_steps": 0, "checkpoint.every_steps": 0}
+    return equal_settings(job) | quiet | {"logging.every_steps": 2 * job.steps}
 
 
 def _replay_settings(values: ReplaySettings) -> dict[str, Any]:
@@ -175,6 +198,53 @@ def whole_program(job: Job) -> Timed:
     from rl_lab.benchmarking import plain_jax
 
     return plain_jax.train(job)
+
+
+def cleanrl(job: Job) -> Timed:
+    """CleanRL's own ppo.py, as its file is; it prints a line with `SPS:` after every update."""
+    assert job.script is not None
+    values, clock = job.values, Clock(job)
+    arguments = {
+        "--env-id": job.env,
+        "--seed": job.seed,
+        "--total-timesteps": job.steps,
+        "--num-envs": values.num_envs,
+        "--num-steps": values.rollout_steps,
+        "--num-minibatches": values.rows // values.batch_size,
+        "--update-epochs": values.epochs,
+        "--gamma": values.gamma,
+        "--gae-lambda": values.gae_lambda,
+        "--learning-rate": values.learning_rate,
+        "--clip-coef": values.clip_range,
+        "--ent-coef": values.entropy_coefficient,
+        "--vf-coef": values.value_coefficient,
+        "--max-grad-norm": values.max_grad_norm,
+    }
+    words = [str(word) for pair in arguments.items() for word in pair]
+    words += ["--anneal-lr" if values.decay else "--no-anneal-lr", "--no-clip-vloss", "--no-cuda"]
+    returns: list[float] = []
+    script = str(Path(job.script).resolve())
+    with (
+        tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder,
+        subprocess.Popen(
+            [sys.executable, "-u", script, *words],
+            cwd=folder,  # it writes its events where it stands
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stdout:
+            if "episodic_return=" in line:
+                number = line.partition("episodic_return=")[2].partition(",")[0]
+                returns.append(float(number.strip(" []\n")))
+            elif line.startswith("SPS:"):
+                clock.rollout_done(returns[-EPISODES:])
+        problem = process.stderr.read().strip().splitlines() or ["no error message"]
+    if process.returncode:
+        raise RunError(f"{job.script}: exit code {process.returncode}: {problem[-1]}")
+    return clock.result(returns[-EPISODES:])
 
 
 def stable_baselines3(job: Job) -> Timed:
@@ -282,8 +352,19 @@ def _replay(values: ReplaySettings, activation: Any) -> dict[str, Any]:
 
 CONTESTANTS = {
     OURS: Contestant("this library, its real loop", "rl_lab", ours),
+    DEFAULT: Contestant(
+        "this library with all that is on by default", "rl_lab", default_run, evaluates=False
+    ),
     PLAIN: Contestant("a plain single-file loop in torch", "gymnasium", plain, ("ppo", "dqn")),
     "sb3": Contestant("Stable-Baselines3", "stable_baselines3", stable_baselines3),
     "sbx": Contestant("Stable-Baselines3 in JAX", "sbx", sbx),
+    CLEANRL: Contestant(
+        "CleanRL's own ppo.py",
+        "gymnasium",
+        cleanrl,
+        ("ppo",),
+        needs_script=True,
+        evaluates=False,
+    ),
     "jax": Contestant("one compiled JAX program", "jax", whole_program, ("ppo",), "CartPole-v1"),
 }

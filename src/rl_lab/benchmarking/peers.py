@@ -44,10 +44,12 @@ def bench_peers(
     compile: bool,
     names: Sequence[str] = (),
     threads: int = 1,
+    script: str | None = None,
     tell: Tell = silent,
 ) -> Report:
     """Steady-state speed of everyone who is installed, and how often it fits into ours."""
     chosen, job = invited(names), planned(env, settings, steps, compile, threads)
+    job = replace(job, script=script)
     samples, problems = contest(chosen, job, trained, repeats, tell)
     rows = [
         absent(name, problems[name])

@@ -79,6 +79,7 @@ SETTINGS: dict[str, Settings | ReplaySettings] = {
         gae_lambda=0.95,
         learning_rate=2.5e-4,
         decay=False,
+        entropy_coefficient=0.01,  # with 0, our loss leaves out what peers compute
     ),
     "zoo": Settings(
         rollout_steps=32,
@@ -167,6 +168,7 @@ class Job:
     threads: int = 1  # and cores
     until: float | None = None  # stop where evaluations reach this return
     every: int = 0  # environment steps between these evaluations
+    script: str | None = None  # of CleanRL, if it takes part
 
     @property
     def values(self) -> Any:

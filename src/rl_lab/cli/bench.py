@@ -171,8 +171,14 @@ def peers(
     peer: Annotated[
         list[str] | None,
         typer.Option(
-            "--peer", help="only this one besides rl-lab: plain, sb3, sbx, jax; repeatable"
+            "--peer",
+            help="only this one besides rl-lab: rl-lab-default, plain, sb3, sbx, cleanrl, jax; "
+            "repeatable",
         ),
+    ] = None,
+    cleanrl: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="CleanRL's own ppo.py, which then takes part"),
     ] = None,
     output: Output = None,
     as_json: Json = False,
@@ -204,6 +210,9 @@ def peers(
             as_json,
             columns=ARRIVALS,
         )
+    if cleanrl is not None and not cleanrl.is_file():
+        raise UserError(f"--cleanrl {cleanrl}: there is no such file")
+    asked["script"] = None if cleanrl is None else str(cleanrl.resolve())
     if every is not None:
         raise UserError("--every is for --until: say which return is to be reached")
     return _run(
