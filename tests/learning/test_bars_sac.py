@@ -30,7 +30,7 @@ def test_pendulum(tmp_path, steps, bar, seed):
     [
         ("CartPole-v1:sac", 400),
         ("MountainCarContinuous-v0:sac", 85),
-        ("HalfCheetah-v5:sac", 2000),
+        ("HalfCheetah-v5:sac", 4500),
         ("Hopper-v5:sac", 500),
         ("dm_control/cartpole-swingup:sac", 750),
         ("dm_control/cheetah-run:sac", 200),
