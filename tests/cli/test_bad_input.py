@@ -1,5 +1,7 @@
 """Mistakes: exit code 2, one clear message, no traceback, and nothing left behind."""
 
+import re
+
 import pytest
 
 from rl_lab.cli.main import main
@@ -116,9 +118,14 @@ def test_a_bug_is_told_in_one_line_too(place, capsys, monkeypatch):
 
     monkeypatch.setattr(session, "train", bug)
     assert main(["train", PPO]) == 1
-    assert capsys.readouterr().err == (
-        "error: ZeroDivisionError: oops (--debug shows the traceback)\n"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"error: test_bad_input.py:\d+ in bug: ZeroDivisionError: oops "
+        r"\(--debug shows the traceback\)",
+        line,
     )
+    assert main(["train", PPO, "--debug"]) == 1
+    assert "Traceback" in (told := capsys.readouterr().err) and "--debug" not in told
 
 
 def test_a_bad_number_stops_the_run_and_says_where_the_dump_is(place, capsys):
@@ -134,7 +141,8 @@ def test_a_bad_number_stops_the_run_and_says_where_the_dump_is(place, capsys):
     )
     words = ["CartPole-v1:nan", "--plugin", "nan.py", "logging.tensorboard=false", "-q"]
     assert main(["train", *words]) == 1
-    message, note = capsys.readouterr().err.splitlines()
+    message, note, resume = capsys.readouterr().err.splitlines()
+    assert "to go on from the first step: rl-lab train --resume runs" in resume
     assert message == "error: the loss is nan"
     dump = note.rpartition(" ")[2]
     assert "crash/step_" in dump and (place / dump).is_dir()

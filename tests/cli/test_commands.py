@@ -106,6 +106,9 @@ def test_debug_is_a_small_run_unless_told_otherwise(capsys):
     assert config.training.total_timesteps == 2_000 and config.compute.compile == "off"
     config, _ = Request(words=words, debug=True, total_timesteps="5e3").configure(None)
     assert config.training.total_timesteps == 5_000
+    given = [*words, "training.total_timesteps=200_000"]
+    config, _ = Request(words=given, debug=True).configure(None)
+    assert config.training.total_timesteps == 200_000
     config, _ = Request(words=[*words, "compute.compile=on"], debug=True).configure(None)
     assert config.compute.compile == "on"
 

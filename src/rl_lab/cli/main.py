@@ -383,19 +383,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return app(words, prog_name=PROGRAM, standalone_mode=False) or 0
     except UserError as error:
-        return _fail(str(error), 2, debug)
+        return _fail(_explained(error, debug), 2, debug)
     except typer.TyperException as error:  # a wrong command, option or argument
         return _fail(error.format_message(), 2, debug)
     except RunError as error:
-        return _fail("\n".join([str(error), *getattr(error, "__notes__", [])]), 1, debug)
+        return _fail(_explained(error, debug), 1, debug)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130, debug)
     except BrokenPipeError:  # `rl-lab list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:  # noqa: BLE001 - a bug; the traceback comes with --debug
-        name = type(error).__name__
-        return _fail(f"{name}: {error} (--debug shows the traceback)", 1, debug)
+    except Exception as error:  # noqa: BLE001 - a bug, ours or of the user's own code
+        return _fail(_explained(error, debug), 1, debug)
+
+
+def _explained(error: Exception, debug: bool) -> str:
+    """The error in one line, and what was noted on the way: what is saved, where to read more."""
+    from rl_lab.core.failure import located
+
+    notes: list[str] = getattr(error, "__notes__", [])
+    hidden = not (debug or notes or isinstance(error, UserError | RunError))
+    more = " (--debug shows the traceback)" if hidden else ""
+    return "\n".join([located(error) + more, *notes])
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

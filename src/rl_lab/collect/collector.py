@@ -29,6 +29,7 @@ from rl_lab.core.batch import (
     Step,
 )
 from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.failure import defined_at
 from rl_lab.core.protocols import Act, MakePolicy, Policy, VectorEnv
 from rl_lab.core.spec import Box, MultiDiscrete, Space, observation_rows
 from rl_lab.core.state import Tree, where_rows
@@ -110,10 +111,11 @@ class RolloutCollector:
         start = self.memory
         rows, cursor = self._begin(steps, state)
         values: dict[str, Any] = rows
+        wanted = (self.env.num_envs, *self.env.spec.action.shape)
         taken = finished = 0
         while not cursor.full:
             decision = act(self._tensor(self.obs), self.memory, deterministic=False)
-            action = to_array(decision.action)
+            action = action_of(decision, act, wanted)
             step = self.env.step(action)
             ended = step.terminated | step.truncated
             values = {
@@ -245,6 +247,22 @@ def to_tensor(obs: Obs, device: str) -> Any:
 def to_array(value: Tensor | Array) -> Array:
     """A policy may answer in torch or in numpy."""
     return value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def action_of(decision: Action, act: Act, wanted: tuple[int, ...]) -> Array:
+    """The actions of a decision as an array [N, …]; another shape would be repeated silently."""
+    try:
+        action = decision.action
+    except AttributeError as error:
+        kind = type(decision).__name__
+        raise UserError(f"{defined_at(act)} returned a {kind}; expected an Action") from error
+    array = to_array(action)
+    if array.shape != wanted:
+        raise UserError(
+            f"{defined_at(act)} returned actions of shape {array.shape}; "
+            f"expected {wanted} for {wanted[0]} environments"
+        )
+    return array
 
 
 def _allocate(env: VectorEnv, steps: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.collect.collector import to_array, to_tensor
+from rl_lab.collect.collector import action_of, to_tensor
 from rl_lab.collect.episodes import known, outcomes_of
 from rl_lab.core.batch import Obs
 from rl_lab.core.protocols import Act, VectorEnv
@@ -80,12 +80,13 @@ def evaluate(
     frames: list[list[Obs]] = [[] for _ in quota]  # of the open episodes
     paths: list[list[Obs]] = [[] for _ in quota]
     obs, memory = env.reset(seeds), initial_state
+    wanted = (env.num_envs, *env.spec.action.shape)
     with torch.no_grad():
         while (done < quota).any():
             if interrupted():
                 raise Interrupted
             decision = act(to_tensor(obs, device), memory, deterministic=deterministic)
-            step = env.step(to_array(decision.action))
+            step = env.step(action_of(decision, act, wanted))
             valid = np.ones_like(step.terminated) if step.valid is None else step.valid
             ended = (step.terminated | step.truncated) & valid
             total[valid] += step.reward[valid]

@@ -36,6 +36,7 @@ class Stopwatch:
             self.measured += 1
             return action
 
+        vars(decide)["__wrapped__"] = act  # an error about what it decided names its own place
         return decide
 
     def _wait(self) -> None:

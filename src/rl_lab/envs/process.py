@@ -17,7 +17,7 @@ import types
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.util import Finalize
@@ -31,7 +31,7 @@ from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.tree import assign, copied, picked
 from rl_lab.envs.spaces import describe
 from rl_lab.envs.vector import declared, goal_reward
-from rl_lab.envs.worker import Make, SharedRows, pack, serve, unpack
+from rl_lab.envs.worker import Failure, Make, SharedRows, pack, serve, unpack
 
 WINDOW = 1000  # vector steps within which faults are counted
 START_SECONDS = 120.0  # for imports and constructors, which may be slow
@@ -43,13 +43,21 @@ log = logging.getLogger(__name__)
 class EnvironmentFailedError(UserError):
     """More faults than may be repaired. Carries the traceback of the last one, if it has one."""
 
+    def __init__(self, message: str, remote_traceback: str = "") -> None:
+        self.remote_traceback = remote_traceback
+        super().__init__(message)
+
 
 class Fault(NamedTuple):
-    """Why a worker has to be replaced."""
+    """Why a worker has to be replaced, and what its environment raised, if it did."""
 
     reason: str
-    traceback: str = ""
-    number: tuple[str, Any] | None = None  # text and details, if it was a number that is not finite
+    failure: Failure | None = None
+
+    @property
+    def traceback(self) -> str:
+        """Empty if nothing was raised."""
+        return self.failure.traceback if self.failure else ""
 
 
 class ProcessVector:
@@ -115,7 +123,12 @@ class ProcessVector:
             raise RuntimeError("call reset() before step()")
         self._steps += 1
         workers = enumerate(self._workers)
-        self._ask("step", {i: action[w.rows] for i, w in workers if not self._cut[w.rows].any()})
+        told = self._ask(
+            "step", {i: action[w.rows] for i, w in workers if not self._cut[w.rows].any()}
+        )
+        if any(told.values()):
+            for text, once in chain.from_iterable(filter(None, told.values())):
+                log.warning("%s", text, extra={"once": once})
         names = ("next_obs", "reward", "terminated", "truncated", "measures")
         next_obs, reward, terminated, truncated, measures = (
             copied(self._rows[name]) for name in names
@@ -179,7 +192,7 @@ class ProcessVector:
                 self._workers.append(self._start(rows, self._seeds[rows]))
             _, lost = collect(self._workers, START_SECONDS)
             for fault in lost.values():
-                raise EnvironmentFailedError(self._told("a worker did not start", fault))
+                raise self._failed("a worker did not start", fault)
         self.snapshot_level = max(worker.level for worker in self._workers)
 
     def _start(self, rows: slice, seeds: Sequence[int]) -> "Worker":
@@ -204,19 +217,25 @@ class ProcessVector:
                     lost[worker] = Fault(worker.last_words())
             waiting = [worker for worker in asked.values() if worker not in lost]
             answers, silent = collect(waiting, self._timeout)
-        refused = ""
+        refused: Exception | None = None
         for fault in silent.values():
-            if fault.number is not None and command in ("step", "reset"):
+            failure = fault.failure
+            if failure is None or command not in ("step", "reset"):
+                continue
+            if failure.number is not None:
                 # Not the worker's failure: what a bad number does is the run's own decision.
-                raise NonFiniteError(*fault.number)
+                raise NonFiniteError(*failure.number)
+            if failure.refused:  # a broken contract, which a new worker would break again
+                self.close()
+                raise EnvironmentFailedError(failure.line, failure.traceback)
         for worker, fault in (lost | silent).items():
-            if fault.traceback and command not in ("step", "reset"):
-                refused = self._told(f"cannot {command} its state", fault)
+            if fault.failure and command not in ("step", "reset"):
+                refused = self._failed(f"cannot {command} its state", fault)
             else:
                 with self._closed_if_broken():
                     self._replace(worker, fault)
         if refused:
-            raise UserError(refused)
+            raise refused
         return {i: answers[worker] for i, worker in asked.items() if worker in answers}
 
     def _ask_all(self, command: str, arguments: Sequence[Any]) -> list[Any]:
@@ -252,12 +271,12 @@ class ProcessVector:
         which = f"environments {rows.start} to {rows.stop - 1}"
         if len(self._recent) > self._restarts:
             text = f"{which} failed, fault {len(self._recent)} within {WINDOW} steps"
-            raise EnvironmentFailedError(self._told(text, fault))
-        log.warning("%s", self._told(f"{which} start new episodes in a new worker", fault))
+            raise self._failed(text, fault)
+        text = f"'{self._id}': {which} start new episodes in a new worker: {fault.reason}"
+        log.warning("%s", text, extra={"detail": fault.traceback})
 
-    def _told(self, what: str, fault: Fault) -> str:
-        lines = f"'{self._id}': {what}: {fault.reason}\n{fault.traceback}"
-        return lines.strip()
+    def _failed(self, what: str, fault: Fault) -> EnvironmentFailedError:
+        return EnvironmentFailedError(f"'{self._id}': {what}: {fault.reason}", fault.traceback)
 
     @contextmanager
     def _closed_if_broken(self) -> Iterator[None]:
@@ -358,8 +377,7 @@ def collect(
             if good:
                 answers[worker] = answer
             else:
-                text, number = answer
-                lost[worker] = Fault(text.strip().splitlines()[-1], text, number)
+                lost[worker] = Fault(answer.line, answer)
     return answers, lost
 
 

@@ -126,6 +126,13 @@ def action_converter(space: spaces.Space[Any]) -> Convert:
 # ----------------------------------------------------------------- observations
 
 
+class MisfitError(UserError):
+    """A frame does not have the shape of its space."""
+
+    def __init__(self) -> None:
+        super().__init__("an observation does not have the shape of its observation space")
+
+
 @dataclass(frozen=True)
 class Part:
     """One array of an observation: where it is in a frame, and how its rows are made."""
@@ -169,19 +176,27 @@ class Frames:
         return rooms[""] if self.plain else rooms
 
     def put(self, rows: Obs, index: int, frame: Any) -> None:
-        """One frame into its row."""
+        """One frame into its row. Another shape is an error: numpy would repeat it silently."""
         try:
             if self.plain:
+                if self.plain.shape and frame.shape != self.plain.shape:
+                    raise MisfitError
                 rows[index] = frame
             else:
                 for name, part in self.parts.items():
-                    rows[name][index] = part.of(frame)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            wanted = {name: part.shape for name, part in self.parts.items()}
-            raise UserError(
-                f"environment {index} showed an observation that is not in its observation space "
-                f"({wanted[''] if self.plain else wanted}): {error}"
-            ) from error
+                    value = part.of(frame)
+                    if part.shape and value.shape != part.shape:
+                        raise MisfitError
+                    rows[name][index] = value
+        except AttributeError:  # a list has no shape
+            self._put_lists(rows, index, frame)
+
+    def _put_lists(self, rows: Obs, index: int, frame: Any) -> None:
+        for name, part in self.parts.items():
+            value = part.of(frame)
+            if np.shape(value) != part.shape:
+                raise MisfitError
+            (rows if self.plain else rows[name])[index] = value
 
     def converted(self, rows: Obs) -> Obs:
         """Rows as the lab wants them: contiguous, indices from 0, channels first."""
@@ -198,6 +213,13 @@ class Frames:
             name: np.array(part.of(frames), part.dtype, order="C")
             for name, part in self.parts.items()
         }
+        for name, part in self.parts.items():
+            if rows[name].shape[1:] != part.shape:
+                of = f" part '{name}'" if name else ""
+                raise UserError(
+                    f"the vector returned an observation{of} of shape {rows[name].shape[1:]}; "
+                    f"expected {part.shape} for each environment"
+                )
         return rows[""] if self.plain else rows
 
     def given(self, obs: Any) -> tuple[Obs, bool]:

@@ -5,6 +5,7 @@ Arrays in a `Step` are fresh: nothing that was returned is written again. Where 
 `obs` and `next_obs` may be one and the same array.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,17 +20,26 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Discrete
 from rl_lab.core.tree import assign, copied, picked
 from rl_lab.envs import snapshot
-from rl_lab.envs.spaces import Frames, action_converter, describe
+from rl_lab.envs.contract import RESET, STEP, Contract, ContractError
+from rl_lab.envs.spaces import Frames, MisfitError, action_converter, describe
+
+FIRST_STEPS = 16  # vector steps that are checked fully; later ones for what cannot be stored
+FIRST_RESETS = 2  # of every environment
+_FLAGS = (bool, np.bool_)
+_UNFIT = (MisfitError, ValueError, TypeError, KeyError, IndexError, AttributeError)
+log = logging.getLogger(__name__)
 
 
 class SyncVector:
     """Environments of one kind, stepped one after the other in this process.
 
     Environment `i` is seeded with `seeds[i]` at its first reset only; later resets go on with its
-    own generator.
+    own generator. `first` is the number of the first one in messages.
     """
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], seeds: Sequence[int], id: str) -> None:
+    def __init__(
+        self, envs: Sequence[gym.Env[Any, Any]], seeds: Sequence[int], id: str, first: int = 0
+    ) -> None:
         self.envs = list(envs)
         self.num_envs = _same_length(self.envs, seeds)
         self.spec = describe(self.envs[0], id)
@@ -41,6 +51,11 @@ class SyncVector:
         self.snapshot_level = self._level()
         self.goal_reward = goal_reward(self.envs[0])
         self._measures, self.outcomes = declared(self.envs[0])
+        space = self.envs[0].observation_space
+        self._contracts = [Contract(space, id, first + i, self._doubt) for i in range(len(seeds))]
+        self._steps, self._checked_resets = 0, [0] * self.num_envs
+        self._known_doubts: set[str] = set()
+        self._doubts: list[tuple[str, str]] = []  # warnings that wait for the next step
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
@@ -48,7 +63,7 @@ class SyncVector:
         obs = self._frames.empty(self.num_envs)
         given = self._episodes.start(seeds)
         for index, (env, seed) in enumerate(zip(self.envs, given, strict=True)):
-            self._frames.put(obs, index, env.reset(seed=seed)[0])
+            self._put_first(obs, index, index, env.reset(seed=seed))
         if first:
             # Some environments build their simulator in `reset`.
             self.snapshot_level = self._level()
@@ -61,32 +76,45 @@ class SyncVector:
         actions: Any = self._to_env(action)
         if self._python_actions:
             actions = actions.tolist()
+        self._steps += 1
+        checking = self._steps <= FIRST_STEPS
         next_obs, put = self._frames.empty(count), self._frames.put
         reward = np.empty(count, np.float64)
         terminated, truncated = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
-        first_frames: dict[int, Any] = {}
+        resets: dict[int, Any] = {}
         measures = {name: np.empty(count, np.float64) for name in self._measures}
         outcomes = {name: np.full(count, np.nan) for name in self.outcomes}
         for index, env in enumerate(self.envs):
-            frame, reward[index], ended, cut, info = env.step(actions[index])
-            put(next_obs, index, frame)
+            returned = env.step(actions[index])
+            if checking:
+                self._contracts[index].check(STEP, returned, self._steps)
+            try:
+                frame, reward[index], ended, cut, info = returned
+                put(next_obs, index, frame)
+                over = ended or cut
+                if over and not (type(ended) in _FLAGS and type(cut) in _FLAGS):
+                    self._contracts[index].check(STEP, returned, self._steps)
+            except _UNFIT as error:
+                raise self._explained(index, STEP, returned, error) from error
             for name, values in measures.items():
                 values[index] = _told(info, name)
-            if ended or cut:
+            if over:
                 for name, values in outcomes.items():
                     values[index] = _told(info, name)
                 terminated[index] = ended
                 truncated[index] = not ended  # both flags: it is a termination
-                first_frames[index], _ = env.reset()
+                resets[index] = env.reset()
+        if self._doubts:
+            self._tell_doubts()
         shown = self._frames.converted(next_obs)
         obs = shown
-        if first_frames:
-            starts = self._frames.empty(len(first_frames))
-            for row, frame in enumerate(first_frames.values()):
-                put(starts, row, frame)
+        if resets:
+            starts = self._frames.empty(len(resets))
+            for row, (index, returned) in enumerate(resets.items()):
+                self._put_first(starts, row, index, returned)
             obs = copied(shown)
-            assign(obs, list(first_frames), self._frames.converted(starts))
-            self._episodes.resets += len(first_frames)
+            assign(obs, list(resets), self._frames.converted(starts))
+            self._episodes.resets += len(resets)
         return Step(obs, reward, terminated, truncated, shown, measures=measures | outcomes)
 
     def close(self) -> None:
@@ -115,6 +143,36 @@ class SyncVector:
 
     def _level(self) -> str:
         return snapshot.level(self.envs[0])
+
+    def _put_first(self, rows: Obs, row: int, index: int, returned: Any) -> None:
+        """The frame that environment `index` returned from `reset`, into a row."""
+        if self._checked_resets[index] < FIRST_RESETS:
+            self._checked_resets[index] += 1
+            self._contracts[index].check(RESET, returned, self._steps)
+        try:
+            frame, _ = returned
+            self._frames.put(rows, row, frame)
+        except _UNFIT as error:
+            raise self._explained(index, RESET, returned, error) from error
+
+    def _explained(self, index: int, method: str, returned: Any, error: Exception) -> Exception:
+        """What an environment returned and cannot be stored, as the contract says it."""
+        try:
+            self._contracts[index].check(method, returned, self._steps)
+        except ContractError as breach:
+            return breach
+        return error
+
+    def _doubt(self, about: str, sentence: str) -> None:
+        if about not in self._known_doubts:
+            self._known_doubts.add(about)
+            self._doubts.append((about, sentence))
+
+    def _tell_doubts(self) -> None:
+        """Log new warnings. Those of the first reset wait for a step: then the run listens."""
+        for about, sentence in self._doubts:
+            log.warning("%s", sentence, extra={"once": about})
+        self._doubts.clear()
 
 
 class GymnasiumVector:

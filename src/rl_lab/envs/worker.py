@@ -5,6 +5,7 @@ Rows of a step travel through memory that all processes see; everything else thr
 
 import fcntl
 import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +24,8 @@ from safetensors.torch import save as to_bytes
 
 from rl_lab.core import seeding, state
 from rl_lab.core.batch import Array, Step
-from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.failure import located
 from rl_lab.core.spec import EnvSpec, Space, observation_rows
 from rl_lab.core.tree import assign, map_leaves, picked
 from rl_lab.envs.vector import SyncVector
@@ -91,8 +93,7 @@ def serve(
                 desk = _Desk(make, seeds, id, rows, shared)
             reply = True, desk.answer(command, argument)
         except Exception as error:  # noqa: BLE001  (environments may raise anything)
-            number = (str(error), error.details) if isinstance(error, NonFiniteError) else None
-            reply = False, (traceback.format_exc()[-_LONGEST_TRACEBACK:], number)
+            reply = False, _failure(error)
         try:
             pipe.send(reply)
             command, argument = pipe.recv()
@@ -100,6 +101,21 @@ def serve(
             break
     if desk is not None:
         desk.vector.close()
+
+
+class Failure(NamedTuple):
+    """What an environment raised, for the trainer."""
+
+    line: str  # the last frame of user code, and the error
+    traceback: str
+    number: tuple[str, Any] | None  # text and details, if it was a number that is not finite
+    refused: bool  # a sentence of ours: it would be the same in a new worker
+
+
+def _failure(error: Exception) -> Failure:
+    number = (str(error), error.details) if isinstance(error, NonFiniteError) else None
+    text = traceback.format_exc()[-_LONGEST_TRACEBACK:]
+    return Failure(located(error), text, number, isinstance(error, UserError))
 
 
 def end_with_the_trainer() -> None:
@@ -142,12 +158,16 @@ class _Desk:
     ) -> None:
         # Environments that draw from the process-wide generators repeat themselves, too.
         self.streams = seeding.Streams(seeding.integer(seeds[0], "worker"))
-        self.vector = SyncVector([make() for _ in seeds], seeds, id)
+        self.heard = _Heard()
+        logging.getLogger("rl_lab").addHandler(self.heard)
+        self.vector = SyncVector([make() for _ in seeds], seeds, id, rows.start)
         self.rows = picked(shared.arrays(), rows)
 
     def answer(self, command: str, argument: Any) -> Any:
+        """For a step: what was logged since the last one, or None."""
         if command == "step":
-            return self.write(self.vector.step(argument))
+            self.write(self.vector.step(argument))
+            return self.heard.take()
         if command == "reset":
             assign(self.rows["first"], slice(None), self.vector.reset(argument))
         elif command == "save":
@@ -169,6 +189,21 @@ class _Desk:
         if step.obs is not step.next_obs:
             ended = step.terminated | step.truncated
             assign(rows["first"], ended, picked(step.obs, ended))
+
+
+class _Heard(logging.Handler):
+    """Warnings of our own code in a worker, for the trainer to log: (text, what it is about)."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.warnings: list[tuple[str, str | None]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings.append((record.getMessage(), getattr(record, "once", None)))
+
+    def take(self) -> list[tuple[str, str | None]] | None:
+        taken, self.warnings = self.warnings, []
+        return taken or None
 
 
 def _layout(space: Space) -> tuple[tuple[int, ...], str]:

@@ -1,6 +1,8 @@
 """The only wiring: from a typed config to a run that can start. Constructors meet here."""
 
 import ctypes
+import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,7 @@ from rl_lab.core import registry
 from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.compiled import tell_with
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.core.failure import defined_at
 from rl_lab.core.protocols import (
     Buffer,
     BufferSetup,
@@ -66,11 +69,6 @@ def build_run(
     context = make_context(config)
     for line in room_of(context.buffers):
         sinks.say(line)
-    if is_endless(config, context.spec):
-        sinks.say(
-            f"WARNING: {config.environment.id} has no time limit (environment.max_episode_steps "
-            f"sets one): evaluations end episodes after {MOST_EVALUATED:,} steps"
-        )
     if config.environment.normalize_obs and not _is_normalizable(context.spec.observation):
         sinks.say(
             "WARNING: environment.normalize_obs changes nothing: these observations are images of "
@@ -124,6 +122,7 @@ def _is_normalizable(space: Observation) -> bool:
     return any(is_normalizable(part) for name, part in parts if name != ACTION_MASK)
 
 
+log = logging.getLogger(__name__)
 MOST_EVALUATED = 10_000  # steps of an evaluated episode where the environment has no limit
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -210,6 +209,7 @@ def seeds(seed: int, purpose: str, count: int) -> list[int]:
 def make_workflow(config: RunConfig, context: WorkflowContext) -> Workflow:
     """The algorithm, bound to its context; refuses state that a resume would lose."""
     workflow: Workflow = catalog.workflow_class(config.algorithm)(config.algorithm)
+    check_signatures(workflow)
     check_requirements(workflow, context.components)
     workflow.initialize(context)
     if lost := workflow.unsaved():
@@ -289,6 +289,19 @@ def _shape(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _shape(each) for key, each in value.items()}
     return list(value.shape) if hasattr(value, "shape") else type(value).__name__
+
+
+def check_signatures(workflow: Workflow) -> None:
+    """`act` and the hooks must take what they will be called with."""
+    calls: dict[str, tuple[Sequence[str], str]] = {"act": (("obs", "state"), "deterministic")}
+    calls |= dict.fromkeys(workflow.hooks, (("batch",), "phase"))
+    for name, (positional, keyword) in calls.items():
+        method = getattr(workflow, name)
+        try:
+            inspect.signature(method).bind(*positional, **{keyword: None})
+        except TypeError as error:
+            call = f"{name}({', '.join(positional)}, {keyword}=…)"
+            raise UserError(f"{defined_at(method)}: it is called as {call}: {error}") from error
 
 
 def check_requirements(workflow: Workflow, components: Mapping[str, Any]) -> None:
@@ -440,7 +453,8 @@ def make_evaluator(
     The environments are made anew each time: an evaluation depends on the policy and the seeds
     only, so a resumed run measures what the uninterrupted one measured.
     """
-    if is_endless(config, workflow.context.spec):
+    endless = is_endless(config, workflow.context.spec)
+    if endless:
         limited = replace(config.environment, max_episode_steps=MOST_EVALUATED)
         config = replace(config, environment=limited)
 
@@ -451,7 +465,7 @@ def make_evaluator(
             streams.borrowed(f"{purpose}/"),
             closing(make_environment(config, purpose, count)) as environment,
         ):
-            return evaluate(
+            seen = evaluate(
                 workflow.act,
                 environment,
                 seeds=own_seeds,
@@ -462,5 +476,13 @@ def make_evaluator(
                 interrupted=lambda: stop is not None and stop.count > (purpose != "test"),
                 record=purpose == "eval" and config.logging.pictures and workflow.draws,
             )
+        if endless and max(seen.lengths) >= MOST_EVALUATED:
+            log.warning(
+                "an evaluated episode of %s did not end and was cut after %s steps: "
+                "environment.max_episode_steps sets a limit for training, too",
+                *(config.environment.id, f"{MOST_EVALUATED:,}"),
+                extra={"once": "no time limit"},
+            )
+        return seen
 
     return run

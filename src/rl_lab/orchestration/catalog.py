@@ -10,6 +10,7 @@ from typing import Any
 
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.core.failure import located
 
 BUILT_INS = {
     "workflow": {
@@ -118,7 +119,7 @@ def find_target(target: str, folders: Iterable[Path] = ()) -> tuple[Any, str]:
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:  # the user's own file may fail in any way while it is imported
-        raise UserError(f"cannot import '{target}': {type(error).__name__}: {error}") from error
+        raise UserError(f"cannot import '{target}': {located(error)}") from error
 
 
 def load_plugin(written: str, folders: Iterable[Path] = ()) -> str:
@@ -130,8 +131,7 @@ def load_plugin(written: str, folders: Iterable[Path] = ()) -> str:
             except (UserError, KeyboardInterrupt):
                 raise
             except Exception as error:  # the user's own file may fail in any way
-                name = type(error).__name__
-                raise UserError(f"cannot import '{written}': {name}: {error}") from error
+                raise UserError(f"cannot import '{written}': {located(error)}") from error
             return str(file.resolve())
     raise UserError(f"cannot find the file '{written}'")
 
@@ -172,7 +172,7 @@ def _import_file(file: Path) -> Any:
     for loaded in list(sys.modules.values()):
         if getattr(loaded, "__file__", None) == str(file):
             return loaded
-    taken = file.stem in sys.modules or util.find_spec(file.stem) is not None
+    taken = _origin(file.stem) not in (None, str(file))  # the name is another module's
     name = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}" if taken else file.stem
     spec = util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rl_lab.core.clock import Every
+from rl_lab.core.errors import UserError
 from rl_lab.orchestration.config import RunConfig
 
 PREFIXES = {"collect": "collect", "update_controller": "controller"}  # other hooks: train/
@@ -13,10 +14,18 @@ PREFIXES = {"collect": "collect", "update_controller": "controller"}  # other ho
 def numbers_of(metrics: Mapping[str, Any], hook: str) -> dict[str, float]:
     """What a hook returned as plain numbers, each under its full name."""
     prefix = PREFIXES.get(hook, "train")
-    return {
-        name if name.startswith(f"{prefix}/") else f"{prefix}/{name}": float(value)
-        for name, value in metrics.items()
-    }
+    try:
+        return {
+            name if name.startswith(f"{prefix}/") else f"{prefix}/{name}": float(value)
+            for name, value in metrics.items()
+        }
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        kind = (
+            "a dict with a value that is no number"
+            if isinstance(metrics, Mapping)
+            else (f"a {type(metrics).__name__}")
+        )
+        raise UserError(f"{hook} returned {kind}; expected a dict of metrics: {error}") from error
 
 
 def make_clocks(config: RunConfig) -> dict[str, Every]:

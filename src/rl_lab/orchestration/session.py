@@ -14,7 +14,8 @@ import yaml
 
 from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.core import registry
-from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.errors import NonFiniteError, RunError, UserError
+from rl_lab.core.failure import located, whole_traceback
 from rl_lab.core.state import Tree
 from rl_lab.orchestration import guard
 from rl_lab.orchestration.build import build_run
@@ -252,11 +253,37 @@ def drive(
                 stop = orchestrator.stop
                 return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
         except BaseException as error:
+            failure = _stopped(error)
             with suppress(OSError):  # a full disk, for example: what went wrong first is told
-                record("failed", error=f"{type(error).__name__}: {error}")
-            raise
+                explain_failure(failure, orchestrator, directory)
+                record("failed", error=located(failure))
+            if failure is error:
+                raise
+            raise failure from error
         code = orchestrator.stop.exit_code
         return Outcome(directory, record("interrupted" if code == 130 else "preempted"), code)
+
+
+def _stopped(error: BaseException) -> BaseException:
+    """The error itself; `sys.exit` in somebody's code must not end the run without a word."""
+    if isinstance(error, SystemExit):
+        return RunError(f"{located(error)} (code of a run must not end the process)")
+    return error
+
+
+def explain_failure(
+    error: BaseException, orchestrator: Orchestrator, directory: RunDirectory
+) -> None:
+    """The whole traceback for run.log; for the user, a note on what is saved and how to go on."""
+    orchestrator.sinks.log(f"FAILED: {located(error)}\n{whole_traceback(error)}")
+    if not isinstance(error, Exception):  # a second Ctrl-C
+        return
+    steps = orchestrator.store.steps()
+    begin = f"from the checkpoint at step {steps[-1]:,}" if steps else "from the first step"
+    error.add_note(
+        f"to go on {begin}: rl-lab train --resume {directory.path} "
+        f"(the whole traceback is in its {directory.log_file.relative_to(directory.path)})"
+    )
 
 
 def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | None) -> str:
@@ -317,10 +344,18 @@ class _Told(logging.Handler):
     def __init__(self, sinks: Sinks) -> None:
         super().__init__(logging.WARNING)
         self.sinks = sinks
+        self.known: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One message."""
+        """One message; `once` says what it is about, `detail` is for run.log alone."""
+        once: str | None = getattr(record, "once", None)
+        if once in self.known:
+            return
+        if once is not None:
+            self.known.add(once)
         self.sinks.say(f"WARNING: {record.getMessage()}")
+        if detail := getattr(record, "detail", ""):
+            self.sinks.log(detail)
 
 
 def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:

@@ -79,6 +79,10 @@ class Sinks:
             self._unheard.append(message)
         self._tell(message)
 
+    def log(self, message: str) -> None:
+        """Put a message with the time into the log file, and nowhere else."""
+        self._log(message)
+
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Show everywhere how the run ended."""
         self._each(lambda sink: sink.summarize(summary))
