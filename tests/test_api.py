@@ -1,5 +1,8 @@
 """The Python interface: what the command line does, from a program."""
 
+import builtins
+import sys
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,6 +13,9 @@ from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.state import fingerprint
 from rl_lab.orchestration import session
+from rl_lab.records.columns import read_columns
+from rl_lab.records.metrics import read_metrics
+from rl_lab.records.run_directory import find_run
 from tiny_runs import SMALL, SMALL_PPO, final_state, run_hash
 
 
@@ -78,10 +84,156 @@ def test_python_values_become_overrides(value):
     assert compose(None, [api.as_override("components.x", value)]).tree["components"]["x"] == value
 
 
-def test_bad_settings_are_user_errors(tmp_path):
-    with pytest.raises(ConfigError, match="gama"):
-        rl_lab.train("CartPole-v1:ppo", runs_dir=tmp_path, **{"algorithm.gama": 1})
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"sed": 1}, "train() has no argument 'sed' (did you mean 'seed'?)"),
+        (
+            {"learning_rate": 1e-3},
+            "train() has no argument 'learning_rate' "
+            '(did you mean **{"algorithm.learning_rate": …}?)',
+        ),
+        ({"zzz": 1}, "train() has no argument 'zzz'"),
+        ({"algorithm.gama": 1}, "algorithm.gama: unknown key (did you mean 'gamma'?)"),
+        ({"seed": "x"}, "experiment.seed: must be a whole number, got 'x'"),
+        ({"seed": [1, 1]}, "seed: give at least one, and none twice, got [1, 1]"),
+        ({"seed": []}, "seed: give at least one, and none twice, got []"),
+    ],
+)
+def test_bad_arguments_are_told_in_words_of_python(tmp_path, arguments, said):
+    with pytest.raises(UserError) as error:
+        rl_lab.train("CartPole-v1:ppo", runs_dir=tmp_path, **arguments)
+    assert str(error.value) == said
     assert not list(tmp_path.iterdir())
+
+
+def test_a_fork_names_itself(root):
+    with pytest.raises(ConfigError, match=r"fork\(\) has no argument 'sed'"):
+        rl_lab.fork("CartPole", runs_dir=root, sed=1)
+
+
+def test_several_seeds_are_several_outcomes(tmp_path):
+    words = [*SMALL, *SMALL_PPO, "training.total_timesteps=128"]
+    both = rl_lab.train("CartPole-v1:ppo_none", seed=[1, 2], runs_dir=tmp_path, overrides=words)
+    assert [each.summary["seed"] for each in both] == [1, 2]
+    forks = rl_lab.fork("@last", seed=range(3, 5), total_timesteps=256, runs_dir=tmp_path)
+    assert [each.summary["seed"] for each in forks] == [3, 4]
+    assert {each.summary["parent"]["id"] for each in forks} == {both[1].run.id}
+    (one,) = rl_lab.train("CartPole-v1:ppo_none", seed=[5], runs_dir=tmp_path, overrides=words)
+    assert one.exit_code == 0
+
+
+# -------------------------------------------------------------------------- progress
+
+
+def trained(tmp_path, **more):
+    words = [*SMALL, *SMALL_PPO, "training.total_timesteps=128"]
+    return rl_lab.train("CartPole-v1:ppo_none", runs_dir=tmp_path, overrides=words, **more)
+
+
+def test_a_script_is_silent_and_a_terminal_shows_progress(tmp_path, capsys, monkeypatch):
+    trained(tmp_path)
+    assert capsys.readouterr().out == ""
+    trained(tmp_path, progress=True)
+    lines = capsys.readouterr().out
+    assert "CartPole-v1 ppo · seed 0 · run " in lines and "128/128" in lines
+    monkeypatch.setenv("FORCE_COLOR", "1")  # to rich, a terminal
+    trained(tmp_path)
+    assert "128/128" in capsys.readouterr().out
+    rl_lab.resume("@last", runs_dir=tmp_path, progress=False)
+    assert capsys.readouterr().out == ""
+    trained(tmp_path, **{"logging.terminal": False})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_notebook_gets_plain_lines(tmp_path, capsys, monkeypatch):
+    class ZMQInteractiveShell:  # what IPython says of itself in Jupyter
+        pass
+
+    monkeypatch.setattr(builtins, "get_ipython", ZMQInteractiveShell, raising=False)
+    trained(tmp_path)
+    out = capsys.readouterr().out
+    assert "128/128  100%" in out and "\x1b" not in out
+
+
+def test_without_progress_warnings_are_pythons(tmp_path):
+    with pytest.warns(UserWarning, match="never reached"):
+        trained(
+            tmp_path,
+            **{
+                "training.phases": [
+                    {"name": "one", "duration_steps": 500, "hooks": ["collect", "update"]},
+                    {"name": "two", "duration_steps": 500, "hooks": ["collect", "update"]},
+                ]
+            },
+        )
+
+
+# --------------------------------------------------------------------------- results
+
+
+def test_everything_that_is_returned_has_a_short_repr(root, tmp_path):
+    outcome = trained(tmp_path)
+    run = outcome.run.id
+    test = outcome.summary["test"]["last"]["return_mean"]
+    assert repr(outcome) == (
+        f"Outcome(run='{run}', status='finished', env_steps=128, test_return={test:.4g})"
+    )
+    found = rl_lab.evaluate(run, episodes=3, runs_dir=tmp_path)
+    assert repr(found) == (
+        f"Evaluation(return_mean={found.return_mean:.4g}, return_std={found.return_std:.4g}, "
+        f"episodes=3, run='{run}', step=128)"
+    )
+    policy = rl_lab.load_policy(run, runs_dir=tmp_path)
+    assert repr(policy) == f"Policy(CartPole-v1 ppo, run='{run}', step=128)"
+    verdict = rl_lab.verify(run, runs_dir=tmp_path)
+    assert repr(verdict).startswith(f"Verdict(run='{run}', identical=True, start=0, end=128, rows=")
+    columns = outcome.metrics()
+    assert repr(columns).startswith(f"Columns({len(columns['step'])} rows: collect/")
+    played = rl_lab.play(run, max_steps=2, video=tmp_path / "a.gif", runs_dir=tmp_path)
+    assert repr(played) == (
+        f"Playback(return_mean=2, episodes=1, video='{tmp_path}/a.gif', run='{run}', step=128)"
+    )
+
+
+def test_evaluate_returns_one_object(root):
+    found = rl_lab.evaluate("CartPole", episodes=3, runs_dir=root)
+    assert found.episodes == len(found.returns) == len(found.lengths) == 3
+    assert found.return_mean == np.mean(found.returns)
+    assert found.return_std == np.std(found.returns)
+    assert found.to_tree()["run"] == found.run
+
+
+def test_metrics_are_columns(root):
+    columns = rl_lab.metrics("CartPole", runs_dir=root)
+    rows = read_metrics(find_run("CartPole", root)[0].metrics_file)
+    assert columns["step"].tolist() == [row["step"] for row in rows]
+    assert set(columns) == {name for row in rows for name in row}
+    for name, column in columns.items():
+        expected = [row.get(name, np.nan) for row in rows]
+        np.testing.assert_array_equal(column, expected)
+    steps, scores = columns.of("eval/return_mean")
+    assert steps.tolist() == [256, 512, 768, 1024] and np.isfinite(scores).all()
+    with pytest.raises(UserError, match="did you mean 'eval/return_mean'"):
+        columns.of("eval/return_men")
+
+
+def test_a_run_without_rows_has_no_columns_but_the_step(tmp_path):
+    assert dict(read_columns(tmp_path / "metrics.jsonl")).keys() == {"step"}
+
+
+def test_pandas_is_optional(root, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)  # as if it were not installed
+    with pytest.raises(UserError, match="no DataFrame without pandas: pip install pandas"):
+        rl_lab.metrics("CartPole", runs_dir=root).to_pandas()
+
+
+def test_a_data_frame_has_the_steps_as_its_index(root):
+    pytest.importorskip("pandas")
+    columns = rl_lab.metrics("CartPole", runs_dir=root)
+    frame = columns.to_pandas()
+    assert frame.index.tolist() == columns["step"].tolist()
+    assert frame["eval/return_mean"].notna().sum() == 4
 
 
 def test_runs_are_rows(root):
@@ -122,7 +274,7 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(root):
 
 def test_a_loaded_policy_is_the_policy_of_the_run(root):
     """Greedy episodes played by hand give what `evaluate` gives."""
-    result, loaded = rl_lab.evaluate("Pendulum:last", episodes=2, runs_dir=root)
+    result = rl_lab.evaluate("Pendulum:last", episodes=2, runs_dir=root)
     from rl_lab.orchestration.build import seeds
 
     policy = rl_lab.load_policy("Pendulum:last", runs_dir=root)
@@ -136,7 +288,8 @@ def test_a_loaded_policy_is_the_policy_of_the_run(root):
             obs, reward, terminated, truncated, _ = environment.step(policy.act(obs))
             total, over = total + float(reward), terminated or truncated
         returns.append(total)
-    assert loaded.step == 1024
+    loaded = policy.loaded
+    assert result.step == loaded.step == 1024 and result.run == loaded.run.id
     saved = final_state(loaded.run)["workflow"]
     assert fingerprint(loaded.workflow.get_state()) == fingerprint(saved)
     np.testing.assert_allclose(returns, result.returns, rtol=1e-4)

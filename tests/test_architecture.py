@@ -54,7 +54,7 @@ LAYERS: dict[str, set[str]] = {
 NUMBERS = {"torch", "numpy"}
 THIRD_PARTY: dict[str, set[str]] = {
     "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control", "envpool"},
-    "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard", "wandb"},
+    "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard", "wandb", "pandas"},
     "orchestration": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "cli": {"typer", "yaml", "torch"},
     "monitoring": NUMBERS | {"matplotlib", "PIL", "imageio_ffmpeg"},

@@ -112,3 +112,18 @@ def test_make_targets_that_are_shown_exist():
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     shown = {name for page in PAGES for name in re.findall(r"`make ([a-z]+)", page.read_text())}
     assert shown and shown <= targets, shown - targets
+
+
+def test_the_python_page_runs(tmp_path, monkeypatch):
+    """Block after block in one session, as a reader types them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RL_LAB_RUNS", raising=False)
+    blocks = fences(ROOT / "docs" / "python.md", "python")
+    session: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/python.md", "exec"), session)
+    assert len(blocks) >= 6 and len(list((tmp_path / "runs").glob("CartPole-v1-ppo-*"))) == 2
+    assert session["message"] == "train() has no argument 'sed' (did you mean 'seed'?)"
+    assert session["verdict"].identical and session["result"].episodes == 20
+    assert len(session["steps"]) == len(session["returns"]) > 0
+    assert {row["status"] for row in session["rows"]} == {"finished"}

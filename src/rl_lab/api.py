@@ -1,12 +1,16 @@
 """The Python interface: train, resume, fork, verify, evaluate, play, load, list, register."""
 
 import os
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -18,7 +22,7 @@ from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.collect.play import Played
 from rl_lab.core.batch import Array
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.registry import register
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import first_leaf, map_leaves
@@ -30,11 +34,16 @@ from rl_lab.orchestration.build import seeds
 from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.fork import fork as fork_run
-from rl_lab.orchestration.session import Outcome, View, no_view
+from rl_lab.orchestration.session import Outcome, View
 from rl_lab.orchestration.small import made_small
 from rl_lab.orchestration.validation import validate
 from rl_lab.orchestration.values import as_override
+from rl_lab.orchestration.view import terminal_view, warnings_view
+from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.index import Index
+from rl_lab.records.run_directory import RunDirectory, find_run
+from rl_lab.records.sinks import Sink
+from rl_lab.records.terminal import is_watched
 
 T = TypeVar("T")
 Folder = str | Path
@@ -44,6 +53,7 @@ EVALUATE = "evaluate"  # the seed stream of `evaluate`: neither train nor eval n
 # ------------------------------------------------------------------------- runs
 
 
+@overload
 def train(
     spec: str | None = None,
     *,
@@ -53,24 +63,62 @@ def train(
     config_file: Folder | None = None,
     plugins: Sequence[Folder] = (),
     overrides: Sequence[str] = (),
-    view: View = no_view,
+    progress: bool | None = None,
+    view: View | None = None,
     small: bool = False,
     **settings: Any,
-) -> Outcome:
-    """A new run, as `rl-lab train` makes it; `small` is explained at `configure`.
+) -> Outcome: ...
+@overload
+def train(spec: str | None = None, *, seed: Iterable[int], **arguments: Any) -> list[Outcome]: ...
+def train(
+    spec: str | None = None,
+    *,
+    seed: int | Iterable[int] | None = None,
+    total_timesteps: float | None = None,
+    runs_dir: Folder | None = None,
+    config_file: Folder | None = None,
+    plugins: Sequence[Folder] = (),
+    overrides: Sequence[str] = (),
+    progress: bool | None = None,
+    view: View | None = None,
+    small: bool = False,
+    **settings: Any,
+) -> Outcome | list[Outcome]:
+    """A new run, as `rl-lab train` makes it: an `Outcome`; a list of them for `seed=[1, 2]`.
 
-    Settings are overrides too: `train("CartPole-v1:ppo", **{"algorithm.gamma": 0.9})`.
+    Settings are overrides too: `train("CartPole-v1:ppo", **{"algorithm.gamma": 0.9})`. `progress`
+    shows it in training: None does so in a terminal and in a notebook. `view` replaces what shows
+    it. `small` is explained at `configure`.
     """
-    words = _words(overrides, seed, total_timesteps, settings)
-    config, _ = configure(spec, words, config_file=config_file, plugins=plugins, small=small)
-    return session.train(config, root=runs_root(runs_dir), view=view)
+    with _arguments("train", train, settings):
+        prepared = [
+            configure(
+                spec,
+                _words(overrides, each, total_timesteps, settings),
+                config_file=config_file,
+                plugins=plugins,
+                small=small,
+            )
+            for each in _seeds(seed)
+        ]  # all of them, before any runs
+    view, root = _view(view, progress, prepared[0][1].notes), runs_root(runs_dir)
+    return _each(
+        seed, [partial(session.train, config, root=root, view=view) for config, _ in prepared]
+    )
 
 
-def resume(reference: str, *, runs_dir: Folder | None = None, view: View = no_view) -> Outcome:
+def resume(
+    reference: str,
+    *,
+    runs_dir: Folder | None = None,
+    progress: bool | None = None,
+    view: View | None = None,
+) -> Outcome:
     """Continue a run, bit for bit, from its newest good checkpoint or from `RUN:STEP`."""
-    return session.resume(reference, root=runs_root(runs_dir), view=view)
+    return session.resume(reference, root=runs_root(runs_dir), view=_view(view, progress))
 
 
+@overload
 def fork(
     reference: str,
     *,
@@ -78,15 +126,43 @@ def fork(
     total_timesteps: float | None = None,
     runs_dir: Folder | None = None,
     overrides: Sequence[str] = (),
-    view: View = no_view,
+    progress: bool | None = None,
+    view: View | None = None,
     **settings: Any,
-) -> Outcome:
+) -> Outcome: ...
+@overload
+def fork(reference: str, *, seed: Iterable[int], **arguments: Any) -> list[Outcome]: ...
+def fork(
+    reference: str,
+    *,
+    seed: int | Iterable[int] | None = None,
+    total_timesteps: float | None = None,
+    runs_dir: Folder | None = None,
+    overrides: Sequence[str] = (),
+    progress: bool | None = None,
+    view: View | None = None,
+    **settings: Any,
+) -> Outcome | list[Outcome]:
     """A new run that goes on from `RUN` or `RUN:STEP` with changed options, as `train --fork`.
 
     `fork("@last:50000", **{"algorithm.learning_rate": 1e-4})`. That run itself stays as it is.
+    Seeds, progress and what is returned are as for `train`.
     """
-    words = _words(overrides, seed, total_timesteps, settings)
-    return fork_run(reference, words, root=runs_root(runs_dir), view=view)
+    root, view = runs_root(runs_dir), _view(view, progress)
+    run, which = find_run(reference, root)  # by its path: the first fork becomes `@last`
+    origin = str(run.path) if which is None else f"{run.path}:{which}"
+
+    def forked(seed: int | None) -> Outcome:
+        words = _words(overrides, seed, total_timesteps, settings)
+        with _arguments("fork", fork, settings):
+            return fork_run(origin, words, root=root, view=view)
+
+    return _each(seed, [partial(forked, each) for each in _seeds(seed)])
+
+
+def metrics(reference: str = "@last", *, runs_dir: Folder | None = None) -> Columns:
+    """The metrics of a run as columns, numpy arrays by name; `.to_pandas()` makes a DataFrame."""
+    return read_columns(find_run(reference, runs_root(runs_dir))[0].metrics_file)
 
 
 def verify(
@@ -117,13 +193,18 @@ def evaluate(
     seed: int | None = None,
     runs_dir: Folder | None = None,
     warn: Callable[[str], None] = python_warning,
-) -> tuple[Evaluation, policy.LoadedPolicy]:
-    """Play a trained policy on seeds of its own, and say which one it was."""
+) -> Evaluation:
+    """Play a trained policy on seeds of its own, as `rl-lab evaluate`.
+
+    The result has `return_mean`, `return_std` (over episodes), `episodes`, every episode's
+    `returns` and `lengths`, and which policy it was: the `run` and the `step` of its checkpoint.
+    """
     loaded = policy.load(
         reference, runs_root(runs_dir), seed=seed, deterministic=not sample, warn=warn
     )
     try:
-        return loaded.evaluate(EVALUATE, episodes), loaded
+        found = loaded.evaluate(EVALUATE, episodes)
+        return replace(found, run=loaded.run.id, step=loaded.step)
     finally:
         loaded.context.train_environment.close()
 
@@ -214,6 +295,74 @@ def _words(
     return [*overrides, *(as_override(path, value) for path, value in given.items())]
 
 
+def _seeds(seed: int | Iterable[int] | None) -> list[int | None]:
+    """Each of them; None stands for the configured one."""
+    if not isinstance(seed, Iterable) or isinstance(seed, str):
+        return [seed]
+    seeds: list[int | None] = [int(each) for each in seed]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise UserError(f"seed: give at least one, and none twice, got {seeds}")
+    return seeds
+
+
+def _each(
+    seed: int | Iterable[int] | None, calls: Sequence[Callable[[], Outcome]]
+) -> Outcome | list[Outcome]:
+    """One outcome, or a list of them where several seeds were asked for; a signal ends it."""
+    outcomes: list[Outcome] = []
+    for call in calls:
+        outcomes.append(call())
+        if outcomes[-1].exit_code:
+            break
+    return outcomes if isinstance(seed, Iterable) else outcomes[0]
+
+
+def _view(view: View | None, progress: bool | None, notes: Sequence[str] = ()) -> View:
+    """What shows a run: as given, or the terminal view, or only its warnings."""
+    if view is not None:
+        return view
+    if not (is_watched() if progress is None else progress):
+        return warnings_view
+
+    def shown(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[Sink]:
+        if progress is None and not config.logging.terminal:
+            return warnings_view(config, directory, start)
+        sinks = terminal_view(config, directory, start)
+        for note in notes:
+            sinks[0].say(note)
+        return sinks
+
+    return shown
+
+
+@contextmanager
+def _arguments(
+    name: str, function: Callable[..., Any], settings: Mapping[str, Any]
+) -> Iterator[None]:
+    """Errors of a config in the words of Python: nobody has typed a command line."""
+    try:
+        yield
+    except ConfigError as error:
+        own = [each for each in signature(function).parameters if each != "settings"]
+        lines = [_as_argument(line, name, own, settings) for line in error.problems]
+        raise ConfigError(lines) from None
+
+
+def _as_argument(
+    problem: str, function: str, own: Sequence[str], settings: Mapping[str, Any]
+) -> str:
+    problem = problem.removesuffix(" — command line")
+    key, _, rest = problem.partition(": ")
+    if key not in settings or "." in key or not rest.startswith("unknown key"):
+        return problem
+    if close := get_close_matches(key, own, n=1):
+        return f"{function}() has no argument '{key}' (did you mean '{close[0]}'?)"
+    hint = rest.removeprefix("unknown key")
+    if setting := re.search("'(.+)'", hint):
+        hint = f' (did you mean **{{"{setting[1]}": …}}?)'
+    return f"{function}() has no argument '{key}'{hint}"
+
+
 def runs_root(runs_dir: Folder | None = None) -> Path:
     """Where runs live: as given, or `RL_LAB_RUNS`, or `runs/`."""
     return Path(runs_dir if runs_dir is not None else os.environ.get("RL_LAB_RUNS") or "runs")
@@ -231,7 +380,7 @@ def load_policy(
     )
 
 
-@dataclass
+@dataclass(repr=False)
 class Policy:
     """A trained policy for whoever steps an environment: numpy in, numpy out.
 
@@ -243,6 +392,14 @@ class Policy:
     frames: Frames
     memory: Tree = None
     rows: int = 0  # how many observations the memory belongs to
+
+    def __repr__(self) -> str:
+        """Which policy it is."""
+        config = self.loaded.config
+        return (
+            f"Policy({config.environment.id} {config.algorithm.name}, "
+            f"run={self.loaded.run.id!r}, step={self.loaded.step})"
+        )
 
     @classmethod
     def of(cls, loaded: policy.LoadedPolicy) -> "Policy":

@@ -39,7 +39,7 @@ Watch = Callable[[int, int], object]  # (step, last step)
 Tell = Callable[[str], object]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """What was compared, and what came out of it."""
 
@@ -55,6 +55,15 @@ class Verdict:
     def identical(self) -> bool:
         """True if nothing differs."""
         return self.difference is None
+
+    def __repr__(self) -> str:
+        """What was compared, and where the first difference is."""
+        first = self.difference
+        found = "" if first is None else f", difference='{first.name} at step {first.step}'"
+        return (
+            f"Verdict(run={self.run.id!r}, identical={self.identical}, start={self.start}, "
+            f"end={self.end}, rows={self.rows}, checkpoints={len(self.checkpoints)}{found})"
+        )
 
 
 @dataclass

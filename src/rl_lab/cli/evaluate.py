@@ -17,7 +17,7 @@ def run(
     """Print the return's mean and deviation."""
     from rl_lab import api
 
-    result, policy = api.evaluate(
+    result = api.evaluate(
         reference,
         episodes=episodes,
         sample=sample,
@@ -26,11 +26,11 @@ def run(
         warn=lambda line: warn(f"warning: {line}"),
     )
     if as_json:
-        say_json({**result.to_tree(), "run": policy.run.id, "step": policy.step})
+        say_json(result.to_tree())
         return 0
     numbers = result.summary()
     say(
         f"return {spread(numbers)} ({numbers['episodes']} episodes, "
-        f"length {numbers['length_mean']:,.1f}) · {policy.run.path.name} at step {policy.step:,}"
+        f"length {numbers['length_mean']:,.1f}) · run {result.run} at step {result.step:,}"
     )
     return 0

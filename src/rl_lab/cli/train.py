@@ -293,28 +293,16 @@ def _key(word: str) -> str:
 
 
 def _terminal_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
-    """Progress for a human; a resumed run shows the history it already has."""
-    from rl_lab.records.metrics import STEP, iterate_metrics
-    from rl_lab.records.terminal import TerminalView
+    """Progress for a human, unless `logging.terminal` is off."""
+    from rl_lab.orchestration.view import terminal_view
 
     if not config.logging.terminal:
         return _quiet_view(config, directory, start)
-    name = config.experiment.name or f"{config.environment.id} {config.algorithm.name}"
-    title = f"{name} · seed {config.experiment.seed} · run {directory.id}"
-    view = TerminalView(config.training.total_timesteps, title=title, start_step=start)
-    for row in iterate_metrics(directory.metrics_file) if start else ():
-        view.remember(row.pop(STEP), row)
-    view.show()
-    return [view]
+    return terminal_view(config, directory, start)
 
 
 def _quiet_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
     """Only what is wrong."""
-    from rl_lab.records.sinks import Sink
+    from rl_lab.orchestration.view import WarningSink
 
-    class Warnings(Sink):
-        def say(self, message: str) -> None:
-            if message.startswith("WARNING"):
-                warn(message)
-
-    return [Warnings()]
+    return [WarningSink(warn)]

@@ -15,7 +15,7 @@ from rl_lab.core.state import where_rows
 from rl_lab.core.tree import map_leaves, picked
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns and lengths of the counted episodes, environment by environment."""
 
@@ -24,22 +24,48 @@ class Evaluation:
     # Means by name: measures over their steps, outcomes over the episodes.
     measures: dict[str, float] = field(default_factory=dict)
     paths: list[Obs] = field(default_factory=list)  # their observations [L, …], if recorded
+    run: str | None = None  # whose policy it was, by its id, where that is a saved one
+    step: int | None = None  # of the checkpoint
+
+    @property
+    def episodes(self) -> int:
+        """How many were played."""
+        return len(self.returns)
+
+    @property
+    def return_mean(self) -> float:
+        """Mean of the episodes' returns."""
+        return float(np.mean(self.returns))
+
+    @property
+    def return_std(self) -> float:
+        """Standard deviation of the returns over episodes."""
+        return float(np.std(self.returns))
+
+    def __repr__(self) -> str:
+        """The numbers that matter, not every episode."""
+        policy = "" if self.run is None else f", run={self.run!r}, step={self.step}"
+        return (
+            f"Evaluation(return_mean={self.return_mean:.4g}, return_std={self.return_std:.4g}, "
+            f"episodes={self.episodes}{policy})"
+        )
 
     def summary(self) -> dict[str, float]:
         """The numbers that get logged."""
         return {
-            "return_mean": float(np.mean(self.returns)),
-            "return_std": float(np.std(self.returns)),
+            "return_mean": self.return_mean,
+            "return_std": self.return_std,
             "return_min": float(np.min(self.returns)),
             "return_max": float(np.max(self.returns)),
             "length_mean": float(np.mean(self.lengths)),
-            "episodes": len(self.returns),
+            "episodes": self.episodes,
             **self.measures,
         }
 
     def to_tree(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        return {**self.summary(), "returns": self.returns, "lengths": self.lengths}
+        tree = {**self.summary(), "returns": self.returns, "lengths": self.lengths}
+        return tree if self.run is None else {**tree, "run": self.run, "step": self.step}
 
 
 def quotas(episodes: int, num_envs: int) -> list[int]:

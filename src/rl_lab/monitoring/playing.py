@@ -20,7 +20,7 @@ from rl_lab.orchestration.signals import StopRequest, stop_on_signals
 Tell = Callable[[int, Played], None]  # an episode's number, from 1, and how it went
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Playback:
     """What was played: the whole episodes, and the film if there is one."""
 
@@ -44,6 +44,15 @@ class Playback:
     def return_mean(self) -> float | None:
         """None if there was no whole episode."""
         return float(np.mean(self.returns)) if self.played else None
+
+    def __repr__(self) -> str:
+        """What was played, not every episode."""
+        mean = "None" if self.return_mean is None else f"{self.return_mean:.4g}"
+        video = None if self.video is None else str(self.video)
+        return (
+            f"Playback(return_mean={mean}, episodes={len(self.played)}, video={video!r}, "
+            f"run={self.run!r}, step={self.step})"
+        )
 
     def to_tree(self) -> dict[str, Any]:
         """Everything, for `--json`."""

@@ -31,6 +31,7 @@ from rl_lab.orchestration.resolve import resolve
 from rl_lab.orchestration.signals import stop_on_signals
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
+from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.index import Index, row_of
 from rl_lab.records.provenance import provenance
@@ -49,13 +50,26 @@ def no_view(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[
     return ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Outcome:
     """How a run ended."""
 
     run: RunDirectory
     summary: dict[str, Any]
     exit_code: int
+
+    def metrics(self) -> Columns:
+        """Every row of metrics.jsonl, as columns."""
+        return read_columns(self.run.metrics_file)
+
+    def __repr__(self) -> str:
+        """Which run, how far it came and what it reached."""
+        test = (self.summary.get("test") or {}).get("last", {}).get("return_mean")
+        shown = "" if test is None else f", test_return={test:.4g}"
+        return (
+            f"Outcome(run={self.run.id!r}, status={self.summary.get('status')!r}, "
+            f"env_steps={self.summary.get('env_steps')}{shown})"
+        )
 
 
 def train(

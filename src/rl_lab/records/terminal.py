@@ -25,6 +25,14 @@ TICK_SECONDS = 1.0  # between two refreshes; one takes some milliseconds of the 
 PLAIN_SHARE, PLAIN_SECONDS = 0.05, 15.0  # a plain line after this much progress, or wall time
 
 
+def is_watched() -> bool:
+    """True in a terminal and in a notebook: somebody reads along."""
+    from rich.console import Console
+
+    console = Console()
+    return console.is_terminal or console.is_jupyter
+
+
 class TerminalView(Sink):
     """Progress and the metrics that matter. Live on a terminal, otherwise a line now and then."""
 
@@ -41,7 +49,7 @@ class TerminalView(Sink):
         if console is None:
             from rich.console import Console
 
-            console = Console()
+            console = Console(force_jupyter=False)  # plain lines there: no widgets are needed
         self.console = console
         self.total = total_steps
         self.title = title
