@@ -34,6 +34,7 @@ class TerminalView(Sink):
         *,
         title: str,
         console: "Console | None" = None,
+        on_stderr: bool = False,
         start_step: int = 0,
         display: Display | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -41,7 +42,7 @@ class TerminalView(Sink):
         if console is None:
             from rich.console import Console
 
-            console = Console()
+            console = Console(stderr=on_stderr)
         self.console = console
         self.total = total_steps
         self.title = title
