@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
         (f"train {PPO} algorithm.minibatches=4 algorithm.batch_size=64", "not both"),
         (f"train {PPO} network.memory=grru", "did you mean 'gru'?"),
         (f"train {PPO} experiment.device=cuda", "no usable GPU"),
-        (f"train {PPO} --seed abc", "--seed: write 1 or 1,2,3, got 'abc'"),
+        (f"train {PPO} --seed abc", "--seed: write 1, 1,2,3 or 1-3, got 'abc'"),
         (f"train {PPO} --seed 1,1", "names a seed twice"),
         (f"train {PPO} --runs-dir file", "cannot create a run in file"),
         (f"train {PPO} --runs-dir file/below", "cannot create a run in file/below"),

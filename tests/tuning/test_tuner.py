@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rl_lab.core.errors import UserError
-from rl_lab.tuning.jobs import cores, together
+from rl_lab.tuning.jobs import together
+from rl_lab.tuning.processes import cores
 from rl_lab.tuning.space import parse_space
 from rl_lab.tuning.sweep_file import Objective
 from rl_lab.tuning.tuner import Suggestion, Tuner, best

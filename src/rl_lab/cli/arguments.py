@@ -1,15 +1,37 @@
 """Arguments and options that many commands share."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-SETTINGS = {"help_option_names": ["-h", "--help"]}
+from rl_lab.core.counts import read_count
+
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 RUNS = Path("runs")
 
+
+def count(least: int) -> Callable[[Any], int]:
+    """The parser of an option that counts: 5000, 5e3 and 5k are the same number."""
+
+    def parse(text: Any) -> int:
+        found = read_count(str(text))
+        if found is None or found < least:
+            raise typer.BadParameter(
+                f"'{text}' must be a whole number, {least} or more: 5000, 5e3 or 5k"
+            )
+        return found
+
+    return parse
+
+
 Run = Annotated[
-    str, typer.Argument(help="a run: @last, @best, an id or a path; add :best, :last or :STEP")
+    str,
+    typer.Argument(
+        help="a run: @last, @best, @best:ENV, an id, a path of a run or of a checkpoint; "
+        "add :best, :last or :STEP"
+    ),
 ]
 RunsDir = Annotated[
     Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")

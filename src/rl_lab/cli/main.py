@@ -8,18 +8,39 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.core
 
-from rl_lab.cli import bench, compare_commands, run_commands, sweep
-from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir
+from rl_lab.cli import bench, compare_commands, run_commands, spellings, sweep
+from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir, count
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
 WORDS = "SPEC|KEY=VALUE"
 
+GROUPS = {
+    "Train": ("train", "sweep", "config", "algorithms", "envs"),
+    "Look at what was learned": ("evaluate", "play", "show", "list", "report", "compare", "export"),
+    "Keep runs in order": ("tag", "cleanup", "verify", "replay-crash", "index"),
+    "Extend and check": ("new", "check", "smoke", "bench"),
+}
+
+
+class Grouped(typer.core.TyperGroup):
+    """The list of commands in groups, each with its whole first sentence."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Every command is in one of the groups; a test sees to it."""
+        for title, names in GROUPS.items():
+            rows = [(name, self.commands[name].get_short_help_str(1_000)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
 app = typer.Typer(
+    cls=Grouped,
     help="Train, resume, evaluate and inspect reinforcement-learning experiments.",
     epilog="Start with: rl-lab train CartPole-v1:ppo",
     rich_markup_mode=None,
@@ -56,7 +77,8 @@ ConfigFile = Annotated[
     Path | None, typer.Option("--config", metavar="FILE", help="a YAML file instead of SPEC")
 ]
 ConfigDirs = Annotated[
-    list[Path] | None, typer.Option("--config-dir", help="a further folder of presets")
+    list[Path] | None,
+    typer.Option("--config-dir", metavar="DIR", help="a further folder of presets"),
 ]
 Plugins = Annotated[
     list[Path] | None,
@@ -69,12 +91,30 @@ TotalTimesteps = Annotated[
         "--total_timesteps",
         "--max-timesteps",
         metavar="N",
-        help="environment steps of the run, e.g. 5e3",
+        help="environment steps of the run: 5000, 5e3, 5k, 1M",
     ),
 ]
 Seeds = Annotated[
-    str | None, typer.Option("--seed", metavar="N[,N]...", help="one run for each of these seeds")
+    str | None, typer.Option("--seed", metavar="SEEDS", help="1, 1,2,3 or 1-3: one run for each")
 ]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"{PROGRAM} {version('rl-lab')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="print the version"),
+    ] = False,
+) -> None:
+    """Train, resume, evaluate and inspect reinforcement-learning experiments."""
 
 
 @app.command(context_settings=SETTINGS)
@@ -94,11 +134,22 @@ def train(
         str | None, typer.Option(metavar="RUN[:STEP]", help="start from the weights of a run")
     ] = None,
     seed: Seeds = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="with several seeds: runs at a time")
+    ] = 1,
     total_timesteps: TotalTimesteps = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="a small run: checks, weights, profile, tracebacks")
     ] = False,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="print only the result")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            *("-q", "--quiet"),
+            envvar=["RL_LAB_QUIET", "VIBES_QUIET", "VIBES_DISABLE_CHECKPOINT_LOGS"],
+            show_envvar=False,
+            help="print only the result; RL_LAB_QUIET=1 does the same",
+        ),
+    ] = False,
     track: Annotated[bool, typer.Option("--track", help="also log to Weights & Biases")] = False,
     list_envs: Annotated[
         bool, typer.Option("--list-envs", help="the same as `rl-lab envs [TEXT]`")
@@ -106,6 +157,7 @@ def train(
     show_config: Annotated[
         str | None, typer.Option("--cfg", metavar="job", help="the same as `rl-lab config`")
     ] = None,
+    progress_lines: Annotated[bool, typer.Option("--progress-lines", hidden=True)] = False,
     package: Annotated[str | None, typer.Option("--package", hidden=True)] = None,  # with --cfg
     config_id: Annotated[str | None, typer.Option("--config_id", hidden=True)] = None,
     runs_dir: RunsDir = RUNS,
@@ -132,7 +184,7 @@ def train(
     )
     if show_config is not None:
         return config.run(request, as_json=as_json)
-    return train.run(request, quiet=quiet, as_json=as_json)
+    return train.run(request, quiet=quiet, as_json=as_json, jobs=jobs, lines=progress_lines)
 
 
 @app.command(context_settings=SETTINGS)
@@ -178,7 +230,9 @@ def config(
 @app.command(context_settings=SETTINGS)
 def evaluate(
     run: Run,
-    episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 100,
+    episodes: Annotated[
+        int, typer.Option(parser=count(1), metavar="N", help="episodes to play")
+    ] = 100,
     sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
     runs_dir: RunsDir = RUNS,
@@ -195,21 +249,24 @@ def evaluate(
 @app.command(context_settings=SETTINGS)
 def play(
     run: Run,
-    episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 1,
+    episodes: Annotated[
+        int, typer.Option(parser=count(1), metavar="N", help="episodes to play")
+    ] = 1,
     sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
     max_steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="cut episodes after so many steps")
+        int | None,
+        typer.Option(parser=count(1), metavar="N", help="end episodes after this many steps"),
     ] = None,
     video: Annotated[
-        Path | None, typer.Option(metavar="FILE.mp4|.gif", help="film it, and open no window")
+        Path | None, typer.Option(metavar="FILE.mp4|.gif", help="write a video, and open no window")
     ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
-    """Watch a trained policy, in a window or as a film: play @best --video best.mp4.
+    """Watch a trained policy, in a window or as a video: play @best --video best.mp4.
 
-    Without a screen it is filmed into the run's folder videos/. Ctrl-C ends it and keeps the film.
+    Without a screen a video goes into the run's folder videos/. Ctrl-C ends it and keeps the video.
     """
     from rl_lab.cli import play
 
@@ -261,16 +318,17 @@ def algorithms(
 def verify(
     run: Run,
     steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="environment steps to run again")
+        int | None,
+        typer.Option(parser=count(1), metavar="N", help="environment steps to run again"),
     ] = None,
     start: Annotated[
         int | None,
-        typer.Option("--from", min=1, metavar="STEP", help="begin with this checkpoint"),
+        typer.Option("--from", parser=count(1), metavar="STEP", help="begin with this checkpoint"),
     ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
-    """Run it again beside, and name the first difference: 0 none, 1 one, 2 cannot be checked."""
+    """Repeat a run and name the first difference (exit code 0: none, 1: one, 2: not checked)."""
     from rl_lab.cli import verify
 
     return verify.run(run, steps=steps, start=start, runs_dir=runs_dir, as_json=as_json)
@@ -284,7 +342,7 @@ def replay_crash(
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
-    """Do again what met a NaN: exit code 1 if it fails again, 0 if not."""
+    """Reproduce a numerical crash from its dump (exit code 1: it fails again, 0: it does not)."""
     from rl_lab.cli import replay_crash
 
     return replay_crash.run(dump, runs_dir=runs_dir, as_json=as_json)
@@ -318,11 +376,14 @@ def check_install(runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
 def smoke(
     text: Annotated[str, typer.Argument(help="only what has this in its name")] = "",
     timesteps: Annotated[
-        int, typer.Option(min=1, metavar="N", help="environment steps of each training")
+        int,
+        typer.Option(parser=count(1), metavar="N", help="environment steps of each training"),
     ] = 2_000,
     only_presets: Annotated[bool, typer.Option("--presets", help="train the presets only")] = False,
     only_envs: Annotated[bool, typer.Option("--envs", help="step the environments only")] = False,
-    limit: Annotated[int, typer.Option(min=0, help="at most this many of each; 0: all")] = 0,
+    limit: Annotated[
+        int, typer.Option(min=0, metavar="N", help="at most this many of each; 0: all")
+    ] = 0,
     config_dirs: ConfigDirs = None,
     as_json: Json = False,
 ) -> int:
@@ -385,7 +446,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         return _fail(_explained(error, debug), 2, debug)
     except typer.TyperException as error:  # a wrong command, option or argument
-        return _fail(error.format_message(), 2, debug)
+        return _fail(error.format_message() + spellings.hint(words), 2, debug)
     except RunError as error:
         return _fail(_explained(error, debug), 1, debug)
     except (KeyboardInterrupt, typer.Abort):

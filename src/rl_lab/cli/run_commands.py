@@ -81,7 +81,7 @@ def cleanup(
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
-    """Free disk: remove checkpoints, videos and events of runs that are old, untagged, not best."""
+    """Free disk space: remove checkpoints, videos and events of old runs, not of the best ones."""
     from rl_lab.cli import cleanup
 
     return cleanup.run(

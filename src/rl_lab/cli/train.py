@@ -1,10 +1,11 @@
 """`rl-lab train`: a new run per seed, or an old one continued; then the result and what is next."""
 
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rl_lab.core.errors import UserError
 
 SMALL = ("training.total_timesteps=2_000", "evaluation.test_episodes=2", "compute.compile=off")
 RESUME_WORD = "training.resume_path"
+MOST_SEEDS = 1_000  # of one range
 
 
 @dataclass(kw_only=True)
@@ -60,13 +62,34 @@ class Request:
         """The seeds asked for; None stands for the configured one."""
         if self.seed is None:
             return [None]
-        try:
-            seeds: list[int | None] = [int(each) for each in self.seed.split(",")]
-        except ValueError:
-            raise UserError(f"--seed: write 1 or 1,2,3, got '{self.seed}'") from None
+        seeds: list[int | None] = []
+        for part in self.seed.split(","):
+            span = re.fullmatch(r"(\d+)-(\d+)", part.strip())
+            first, last = (int(span[1]), int(span[2])) if span else (0, 0)
+            if span and first <= last < first + MOST_SEEDS:
+                seeds += range(first, last + 1)
+            elif re.fullmatch(r"[+-]?\d{1,20}", part.strip()):
+                seeds.append(int(part))
+            else:
+                raise UserError(f"--seed: write 1, 1,2,3 or 1-3, got '{self.seed}'")
         if len(set(seeds)) < len(seeds):
             raise UserError(f"--seed: '{self.seed}' names a seed twice")
         return seeds
+
+    def again(self, seed: int, *, fork: str | None = None) -> list[str]:
+        """The words that ask for the same with this seed; `fork` instead of the run named here."""
+        options: list[str] = []
+        for name, values in {
+            "--config": [self.config_file],
+            "--config-dir": self.config_dirs,
+            "--plugin": self.plugins,
+            "--fork": [fork or self.fork],
+            "--init-from-run": [self.init_from_run],
+            "--total-timesteps": [self.total_timesteps],
+        }.items():
+            options += [part for value in values if value for part in (name, str(value))]
+        options += ["--debug"] * self.debug + ["--track"] * self.track
+        return [*self.words, *options, "--seed", str(seed)]
 
     def configure(self, seed: int | None) -> Any:
         """The typed config with one of the seeds, and how it was composed."""
@@ -83,40 +106,71 @@ class Request:
         )
 
 
-def run(request: Request, *, quiet: bool, as_json: bool) -> int:
-    """Train, print, and return the exit code."""
+def run(request: Request, *, quiet: bool, as_json: bool, jobs: int = 1, lines: bool = False) -> int:
+    """Train, print, and return the exit code; `lines`: progress on stderr beside the JSON."""
     from rl_lab.orchestration import session
     from rl_lab.records.display import load_display
     from rl_lab.tuning.wandb_sweep import agent_words
 
     silent = quiet or as_json
     view = _quiet_view if silent else _terminal_view
+    if lines:
+        view = _line_view
     if not silent:
         load_display()  # a mistake in ./configs/metrics.yaml is told before anything starts
     if reference := _resumed(request):
         outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
     request.words = [*request.words, *agent_words(os.environ)]
-    if request.fork is not None:
-        outcomes = _forks(request, view, silent)
-        return _finish(request, outcomes, quiet=quiet, as_json=as_json)
-    prepared = [request.configure(seed) for seed in request.seeds]  # all of them, before any runs
-    for note in [] if silent else prepared[0][1].notes:
-        say(note)
-    command = list(sys.argv)
-    outcomes = []
-    for config, _ in prepared:
-        root, debug = request.runs_dir, request.debug
-        outcomes.append(session.train(config, root=root, command=command, view=view, debug=debug))
+    train = (
+        _forking(request, view) if request.fork is not None else _training(request, view, silent)
+    )
+    if jobs > 1 and len(request.seeds) > 1:
+        return _side_by_side(request, jobs, quiet=quiet, as_json=as_json)
+    outcomes: list[Any] = []
+    failures: list[Exception] = []
+    for seed in request.seeds:
+        try:
+            outcomes.append(train(seed))
+        except Exception as error:
+            if len(request.seeds) == 1:
+                raise
+            error.add_note(f"that was seed {seed}")
+            failures.append(error)
+            warn(f"seed {seed} failed: {error}")
+            continue
         if outcomes[-1].exit_code:
             break
-        if not silent and len(prepared) > 1:
+        if not silent and len(request.seeds) > 1:
             say(_result(outcomes[-1]))
-    return _finish(request, outcomes, quiet=quiet, as_json=as_json)
+    code = _finish(request, outcomes, quiet=quiet, as_json=as_json) if outcomes else 0
+    if failures and not code:
+        raise failures[0]
+    return code
 
 
-def _forks(request: Request, view: Any, silent: bool) -> list[Any]:
-    """A run for every seed, each of which goes on from the same checkpoint of another run."""
+def _training(request: Request, view: Any, silent: bool) -> Callable[[int | None], Any]:
+    """What trains one seed. Every seed is configured now: a mistake is told before any runs."""
+    from rl_lab.orchestration import session
+
+    prepared = {seed: request.configure(seed) for seed in request.seeds}
+    for note in [] if silent else prepared[request.seeds[0]][1].notes:
+        say(note)
+
+    def train(seed: int | None) -> Any:
+        return session.train(
+            prepared[seed][0],
+            root=request.runs_dir,
+            command=list(sys.argv),
+            view=view,
+            debug=request.debug,
+        )
+
+    return train
+
+
+def _forking(request: Request, view: Any) -> Callable[[int | None], Any]:
+    """What goes on from the same checkpoint of another run, with one seed."""
     from rl_lab.orchestration.fork import fork
     from rl_lab.records.run_directory import find_run
 
@@ -132,25 +186,46 @@ def _forks(request: Request, view: Any, silent: bool) -> list[Any]:
         raise UserError(f"--fork: the run brings its own experiment, leave out {others[0]}")
     # By its path: the first fork must not become the `@last` of the second.
     run, which = find_run(request.fork, request.runs_dir)
-    reference = str(run.path) if which is None else f"{run.path}:{which}"
-    outcomes = []
-    for seed in request.seeds:
+    request.fork = str(run.path) if which is None else f"{run.path}:{which}"
+
+    def train(seed: int | None) -> Any:
+        assert request.fork is not None
         extra = [] if seed is None else [f"experiment.seed={seed}"]
-        outcomes.append(
-            fork(
-                reference,
-                [*request.overrides, *extra],
-                root=request.runs_dir,
-                command=list(sys.argv),
-                view=view,
-                debug=request.debug,
-            )
+        return fork(
+            request.fork,
+            [*request.overrides, *extra],
+            root=request.runs_dir,
+            command=list(sys.argv),
+            view=view,
+            debug=request.debug,
         )
-        if outcomes[-1].exit_code:
-            break
-        if not silent and len(request.seeds) > 1:
-            say(_result(outcomes[-1]))
-    return outcomes
+
+    return train
+
+
+def _side_by_side(request: Request, jobs: int, *, quiet: bool, as_json: bool) -> int:
+    """Each seed in a process; one that fails does not stop the others."""
+    from rl_lab.cli.seed_jobs import run_seeds
+    from rl_lab.orchestration.session import Outcome
+    from rl_lab.records.run_directory import RunDirectory
+
+    told = ["--json"] if quiet else ["--json", "--progress-lines"]
+    seeds = [seed for seed in request.seeds if seed is not None]
+    where = ["--runs-dir", str(request.runs_dir)]
+    commands = {seed: [*request.again(seed), *where, *told] for seed in seeds}
+    ended, code = run_seeds(commands, jobs, warn if quiet or as_json else say)
+    outcomes = []
+    for each in ended:
+        if each.summary is not None:
+            run = RunDirectory(Path(each.summary.pop("path")))
+            outcomes.append(Outcome(run, each.summary, each.code))
+    failed = [each for each in ended if each.summary is None and each.code]
+    if outcomes or as_json:
+        _finish(request, outcomes, quiet=quiet, as_json=as_json)
+    if failed:
+        named = ", ".join(str(each.seed) for each in failed)
+        warn(f"error: {len(failed)} of {len(seeds)} seeds failed: {named}")
+    return code or next((each.code for each in ended if each.code), 0)
 
 
 def _resumed(request: Request) -> str | None:
@@ -171,31 +246,36 @@ def _resumed(request: Request) -> str | None:
         "--total-timesteps": request.total_timesteps,
         "--track": request.track,
     }
+    changed = [word for word in others if _is_override(word)]
     others += [name for name, value in given.items() if value]
     if others:
-        raise UserError(
-            f"--resume: the run keeps its own configuration, so '{others[0]}' cannot be changed"
-        )
+        line = f"--resume: the run keeps its own configuration, so '{others[0]}' cannot be changed"
+        for name in ("--total-timesteps", "--seed"):
+            changed += [name, str(given[name])] if given[name] else []
+        if changed:
+            fork = _command(request, "train", "--fork", reference, *changed)
+            line += f"; as a new run that goes on from it: {fork}"
+        raise UserError(line)
     return reference
 
 
 def _finish(request: Request, outcomes: list[Any], *, quiet: bool, as_json: bool) -> int:
-    code: int = outcomes[-1].exit_code
+    code: int = next((each.exit_code for each in outcomes if each.exit_code), 0)
     if as_json:
         results = [{**each.summary, "path": str(each.run.path)} for each in outcomes]
         say_json(results[0] if len(request.seeds) == 1 else results)
         return code
-    if len(outcomes) == 1:
+    if len(request.seeds) == 1:
         say(_result(outcomes[0]))
     else:
         say(_results(outcomes))
     if request.debug and not quiet:
         say(_profile(outcomes[-1]))
-    if code:
-        say(f"Resume it with: {_command(request, 'train', '--resume', outcomes[-1].run.id)}")
-    elif not quiet:
+    for stopped in [each for each in outcomes if each.exit_code]:
+        say(f"Resume it with: {_command(request, 'train', '--resume', stopped.run.id)}")
+    if not code and not quiet:
         say("\nTry next:")
-        for line in _suggestions(request, outcomes[-1]):
+        for line in _suggestions(request, outcomes):
             say(f"  {line}")
     return code
 
@@ -242,30 +322,20 @@ def _results(outcomes: list[Any]) -> str:
     return table(rows, list(dict.fromkeys(name for row in rows for name in row)))
 
 
-def _suggestions(request: Request, outcome: Any) -> list[str]:
+def _suggestions(request: Request, outcomes: list[Any]) -> list[str]:
     """Three commands that work as they are printed."""
-    run = outcome.run.id
-    lines = [
-        _command(request, "evaluate", run, "--episodes", "100"),
-        _command(request, "show", run),
-    ]
+    runs = [outcome.run.id for outcome in outcomes]
+    lines = [_command(request, "evaluate", runs[-1], "--episodes", "100")]
+    if len(runs) > 1:
+        lines.append(_command(request, "compare", *runs))
+    else:
+        lines.append(_command(request, "show", runs[-1]))
     if _resumed(request):
         return [*lines, _command(request, "list")]
-    options: list[str] = []
-    for name, values in (
-        ("--config", [request.config_file] if request.config_file else []),
-        ("--config-dir", request.config_dirs),
-        ("--plugin", request.plugins),
-    ):
-        options += [part for value in values for part in (name, str(value))]
-    if parent := outcome.summary.get("parent"):  # by its id: `@last` is the fork itself by now
-        options += ["--fork", f"{parent['id']}:{parent['step']}"]
-    if request.init_from_run:
-        options += ["--init-from-run", request.init_from_run]
-    if request.total_timesteps:
-        options += ["--total-timesteps", request.total_timesteps]
-    seed = str(outcome.summary["seed"] + 1)
-    return [*lines, _command(request, "train", *request.words, *options, "--seed", seed)]
+    parent = outcomes[-1].summary.get("parent")  # by its id: `@last` is the fork itself by now
+    fork = f"{parent['id']}:{parent['step']}" if parent else None
+    seed = max(outcome.summary["seed"] for outcome in outcomes) + 1
+    return [*lines, _command(request, "train", *request.again(seed, fork=fork))]
 
 
 def _command(request: Request, *words: str) -> str:
@@ -292,13 +362,20 @@ def _key(word: str) -> str:
     return word.partition("=")[0].lstrip("+~") if _is_override(word) else ""
 
 
-def _terminal_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
+def _line_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
+    """Progress as lines on stderr, for the process that started this one."""
+    return _terminal_view(config, directory, start, on_stderr=True)
+
+
+def _terminal_view(
+    config: Any, directory: Any, start: int, on_stderr: bool = False
+) -> Sequence[Any]:
     """Progress for a human, unless `logging.terminal` is off."""
     from rl_lab.orchestration.view import terminal_view
 
     if not config.logging.terminal:
         return _quiet_view(config, directory, start)
-    return terminal_view(config, directory, start)
+    return terminal_view(config, directory, start, on_stderr=on_stderr)
 
 
 def _quiet_view(config: Any, directory: Any, start: int) -> Sequence[Any]:

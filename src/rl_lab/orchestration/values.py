@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
+from rl_lab.core.counts import read_count
 from rl_lab.core.errors import did_you_mean
 from rl_lab.core.schedule import Schedule, parse_schedule
 from rl_lab.orchestration.config import type_name
@@ -53,8 +54,8 @@ def read_number(text: str) -> int | float | None:
 
 
 def whole(value: Any) -> int:
-    """5, 5.0, "5e3": anything that is exactly an integer."""
-    number = read_number(value) if isinstance(value, str) else value
+    """5, 5.0, "5e3", "10k": anything that is exactly an integer."""
+    number = read_count(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise BadValueError(f"must be a whole number, got {said(value)}")
     if not math.isfinite(number) or number != int(number):

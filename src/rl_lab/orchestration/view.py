@@ -9,13 +9,16 @@ from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sink
 
 
-def terminal_view(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[Sink]:
+def terminal_view(
+    config: RunConfig, directory: RunDirectory, start: int, *, on_stderr: bool = False
+) -> Sequence[Sink]:
     """Progress for a human; a resumed run shows the history it already has."""
     from rl_lab.records.terminal import TerminalView
 
     name = config.experiment.name or f"{config.environment.id} {config.algorithm.name}"
     title = f"{name} · seed {config.experiment.seed} · run {directory.id}"
-    view = TerminalView(config.training.total_timesteps, title=title, start_step=start)
+    total = config.training.total_timesteps
+    view = TerminalView(total, title=title, start_step=start, on_stderr=on_stderr)
     for row in iterate_metrics(directory.metrics_file) if start else ():
         view.remember(row.pop(STEP), row)
     view.show()

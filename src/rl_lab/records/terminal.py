@@ -42,6 +42,7 @@ class TerminalView(Sink):
         *,
         title: str,
         console: "Console | None" = None,
+        on_stderr: bool = False,
         start_step: int = 0,
         display: Display | None = None,
         now: Callable[[], float] = time.monotonic,
@@ -49,7 +50,8 @@ class TerminalView(Sink):
         if console is None:
             from rich.console import Console
 
-            console = Console(force_jupyter=False)  # plain lines there: no widgets are needed
+            # In a notebook, too: plain lines, no widgets.
+            console = Console(stderr=on_stderr, force_jupyter=False)
         self.console = console
         self.total = total_steps
         self.title = title

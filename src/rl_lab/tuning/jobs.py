@@ -4,15 +4,11 @@ A run is found again by its name, so nothing has to be remembered: what is finis
 again, what was killed is resumed bit for bit, what never began is begun.
 """
 
-import ctypes
 import fcntl
 import os
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,13 +17,13 @@ import numpy as np
 from rl_lab.core.errors import UserError
 from rl_lab.records.metrics import iterate_metrics
 from rl_lab.records.run_directory import RunDirectory, folder_name
+from rl_lab.tuning.processes import TRAIN, launch
 from rl_lab.tuning.sweep_file import Objective, Sweep
 from rl_lab.tuning.tuner import Suggestion
 
 FINISHED = "finished"
 RESAMPLES = 2_000  # of the bootstrap
 MOST_DEATHS = 20  # of one run, by signals: then something kills it again and again
-_PR_SET_PDEATHSIG = 1
 
 
 class Pair(NamedTuple):
@@ -87,48 +83,24 @@ def is_held(run: RunDirectory) -> bool:
 
 def command(sweep: Sweep, pair: Pair, root: Path, overrides: Sequence[str]) -> list[str]:
     """The words that begin the run of a pair, or continue it."""
-    start = [sys.executable, "-m", "rl_lab", "train"]
     if (run := find(root, run_name(sweep, pair))) is not None:
-        return [*start, "--resume", str(run.path), "--runs-dir", str(root), "-q"]
+        return [*TRAIN, "--resume", str(run.path), "--runs-dir", str(root), "-q"]
     is_file = sweep.base_config.endswith((".yaml", ".yml"))
     base = ["--config", sweep.base_config] if is_file else [sweep.base_config]
     own = ["--seed", str(pair.seed), "--runs-dir", str(root), "-q"]
-    return [*start, *base, f"experiment.name={run_name(sweep, pair)}", *overrides, *own]
+    return [*TRAIN, *base, f"experiment.name={run_name(sweep, pair)}", *overrides, *own]
 
 
 def start(
     sweep: Sweep, pair: Pair, root: Path, overrides: Sequence[str], slot: int, log: Path
 ) -> Job:
     """A process of its own, on cores of its own; it saves and ends if this process dies."""
-    limits = dict.fromkeys(
-        ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(sweep.threads)
-    )
+    words = command(sweep, pair, root, overrides)
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command(sweep, pair, root, overrides),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | limits,
-            start_new_session=True,  # Ctrl-C reaches this process only, which ends the others
-            preexec_fn=partial(_prepare, slot, sweep.threads, os.getpid()),
+        process = launch(
+            words, slot=slot, threads=sweep.threads, stdout=output, stderr=subprocess.STDOUT
         )
     return Job(pair, process, slot, log)
-
-
-def cores(slot: int, threads: int, there: Sequence[int]) -> list[int]:
-    """Which cores a slot uses: so many in a row, round and round."""
-    return sorted({there[(slot * threads + index) % len(there)] for index in range(threads)})
-
-
-def _prepare(slot: int, threads: int, parent: int) -> None:
-    """In the new process, before it runs anything."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores(slot, threads, sorted(os.sched_getaffinity(0))))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died in between
-            os._exit(1)
 
 
 def curve(run: RunDirectory, metric: str) -> dict[int, float]:
