@@ -29,6 +29,7 @@ from rl_lab.orchestration import catalog, policy, session
 from rl_lab.orchestration.build import seeds
 from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.fork import Schedules
 from rl_lab.orchestration.fork import fork as fork_run
 from rl_lab.orchestration.session import Outcome, View, no_view
 from rl_lab.orchestration.small import made_small
@@ -79,14 +80,17 @@ def fork(
     runs_dir: Folder | None = None,
     overrides: Sequence[str] = (),
     view: View = no_view,
+    schedules: Schedules = "stretch",
     **settings: Any,
 ) -> Outcome:
     """A new run that goes on from `RUN` or `RUN:STEP` with changed options, as `train --fork`.
 
     `fork("@last:50000", **{"algorithm.learning_rate": 1e-4})`. That run itself stays as it is.
+    With another length, `schedules="keep"` goes on with the old ones, which stay at their end.
     """
     words = _words(overrides, seed, total_timesteps, settings)
-    return fork_run(reference, words, root=runs_root(runs_dir), view=view)
+    root = runs_root(runs_dir)
+    return fork_run(reference, words, root=root, view=view, schedules=schedules)
 
 
 def verify(

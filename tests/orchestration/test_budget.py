@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny_runs import run_hash, tiny_config, tiny_orchestrator, tiny_run
 
 from rl_lab.orchestration.config import to_tree
 from rl_lab.orchestration.resolve import interval, resolve
 from rl_lab.orchestration.session import resume
 from rl_lab.workflows.ppo import PPOConfig
+from tiny_runs import run_hash, tiny_config, tiny_orchestrator, tiny_run
 
 AUTO = ("evaluation.every_steps=auto", "checkpoint.every_steps=auto")
 

@@ -26,6 +26,7 @@ class Request:
     plugins: Sequence[Path] = ()
     resume: str | None = None
     fork: str | None = None
+    schedules: str | None = None
     init_from_run: str | None = None
     seed: str | None = None
     total_timesteps: str | None = None
@@ -97,6 +98,8 @@ def run(request: Request, *, quiet: bool, as_json: bool) -> int:
         outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
     request.words = [*request.words, *agent_words(os.environ)]
+    if request.schedules is not None and request.fork is None:
+        raise UserError("--schedules is for --fork: a new run has schedules of its own")
     if request.fork is not None:
         outcomes = _forks(request, view, silent)
         return _finish(request, outcomes, quiet=quiet, as_json=as_json)
@@ -144,6 +147,7 @@ def _forks(request: Request, view: Any, silent: bool) -> list[Any]:
                 command=list(sys.argv),
                 view=view,
                 debug=request.debug,
+                schedules=request.schedules or "stretch",
             )
         )
         if outcomes[-1].exit_code:
