@@ -128,6 +128,7 @@ def fork(
     overrides: Sequence[str] = (),
     progress: bool | None = None,
     view: View | None = None,
+    schedules: str = "stretch",
     **settings: Any,
 ) -> Outcome: ...
 @overload
@@ -141,11 +142,13 @@ def fork(
     overrides: Sequence[str] = (),
     progress: bool | None = None,
     view: View | None = None,
+    schedules: str = "stretch",
     **settings: Any,
 ) -> Outcome | list[Outcome]:
     """A new run that goes on from `RUN` or `RUN:STEP` with changed options, as `train --fork`.
 
     `fork("@last:50000", **{"algorithm.learning_rate": 1e-4})`. That run itself stays as it is.
+    With another length, `schedules="keep"` goes on with the old ones, which stay at their end.
     Seeds, progress and what is returned are as for `train`.
     """
     root, view = runs_root(runs_dir), _view(view, progress)
@@ -155,7 +158,7 @@ def fork(
     def forked(seed: int | None) -> Outcome:
         words = _words(overrides, seed, total_timesteps, settings)
         with _arguments("fork", fork, settings):
-            return fork_run(origin, words, root=root, view=view)
+            return fork_run(origin, words, root=root, view=view, schedules=schedules)
 
     return _each(seed, [partial(forked, each) for each in _seeds(seed)])
 

@@ -1,7 +1,7 @@
 """Learning bars: every preset must reach its return, and the controls must not.
 
-Three seeds each, at the preset's own number of steps, judged by the preset's greedy test episodes on
-seeds that neither training nor evaluation has seen. Slow: `make learn`.
+Three seeds each, at the preset's own number of steps, judged by the preset's greedy test episodes
+on seeds that neither training nor evaluation has seen. Slow: `make learn`.
 """
 
 import pytest

@@ -106,8 +106,9 @@ def test_evaluation_cadence_and_warm_up(tmp_path):
         "evaluation.every_steps=150",
         "evaluation.warmup_steps=500",
     ).run
-    # crossings of 150, 300, 450 fall into the warm-up; then 600, 750, 900 at multiples of 64
-    assert [row["step"] for row in evaluations(run)] == [640, 768, 960]
+    # crossings of 150, 300, 450 fall into the warm-up; then 600, 750, 900 at multiples of 64, and
+    # the end
+    assert [row["step"] for row in evaluations(run)] == [640, 768, 960, 1024]
 
 
 def test_early_stop_waits_for_patience(tmp_path):

@@ -177,3 +177,39 @@ def test_the_command_line(runs, capsys):
     assert main(["train", "CartPole-v1:ppo", "--fork", made[0]["id"], *where]) == 2
     assert "brings its own experiment" in capsys.readouterr().err
     assert main(["train", "--resume", "@last", "--fork", made[0]["id"], *where]) == 2
+
+
+@pytest.fixture(scope="module")
+def annealed(tmp_path_factory):
+    """A run of 256 steps whose learning rate comes down from 4e-4 to 0."""
+    root = tmp_path_factory.mktemp("annealed")
+    words = ("training.total_timesteps=256", "algorithm.learning_rate=lin_4e-4")
+    return tiny_run(root, "CartPole-v1:ppo_none", *words, "checkpoint.every_steps=128").run.path
+
+
+def rates(outcome, step):
+    return [row["train/learning_rate"] for row in rows_after(outcome.run, step)]
+
+
+def test_a_longer_fork_says_that_a_finished_schedule_rises_again(annealed):
+    outcome = fork(f"{annealed}:256", ["training.total_timesteps=512"], root=annealed.parent)
+    assert rates(outcome, 256) == pytest.approx([2e-4, 1.5e-4, 1e-4, 0.5e-4])
+    said = outcome.run.log_file.read_text()
+    assert "WARNING: algorithm.learning_rate jumps from 0 to 0.0002 at step 256" in said
+    assert "--schedules keep" in said
+
+
+def test_a_longer_fork_can_keep_a_schedule_at_its_end(annealed, capsys):
+    words = ["train", "--fork", f"{annealed}:128", "--total-timesteps", "384"]
+    assert main([*words, "--schedules", "keep", "--runs-dir", str(annealed.parent)]) == 0
+    run = find_run("@last", annealed.parent)[0]
+    kept = [row["train/learning_rate"] for row in rows_after(run, 128)]
+    assert kept == pytest.approx([2e-4, 1e-4, 0.0, 0.0])
+    assert "algorithm.learning_rate goes on as it was" in run.log_file.read_text()
+    assert yaml.safe_load(run.config_file.read_text())["algorithm"]["learning_rate"]["to"] == 256
+    capsys.readouterr()
+
+
+def test_schedules_are_kept_in_forks_only(tmp_path, capsys):
+    words = ["train", "CartPole-v1:ppo", "--schedules", "keep", "--runs-dir", str(tmp_path)]
+    assert main(words) == 2 and "--schedules is for --fork" in capsys.readouterr().err

@@ -329,7 +329,14 @@ def test_minibatches(settings, count):
         (["algorithm.minibatches=7"], "not divisible into 7 minibatches"),
         (["algorithm.batch_size=1000"], "not within the rollout's 64 rows"),
         (["algorithm.batch_size=48"], "48 does not divide the rollout"),
-        (["network.memory.type=gru", "algorithm.minibatches=8"], "4 sequences of 16"),
+        (
+            [
+                "network.memory.type=gru",
+                "algorithm.minibatches=8",
+                "algorithm.sequence_length=16",
+            ],
+            "4 sequences of 16",
+        ),
         (["network.memory.type=gru", "algorithm.sequence_length=5"], "does not divide"),
     ],
 )

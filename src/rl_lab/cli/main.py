@@ -130,6 +130,13 @@ def train(
         str | None,
         typer.Option(metavar="RUN[:STEP]", help="go on from a checkpoint as a new run"),
     ] = None,
+    schedules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="stretch|keep",
+            help="--fork: schedules follow a new length, or stay at the end of the old one",
+        ),
+    ] = None,
     init_from_run: Annotated[
         str | None, typer.Option(metavar="RUN[:STEP]", help="start from the weights of a run")
     ] = None,
@@ -175,6 +182,7 @@ def train(
         plugins=plugins or [],
         resume=resume,
         fork=fork,
+        schedules=schedules,
         init_from_run=init_from_run,
         seed=seed,
         total_timesteps=total_timesteps,

@@ -28,6 +28,7 @@ class Request:
     plugins: Sequence[Path] = ()
     resume: str | None = None
     fork: str | None = None
+    schedules: str | None = None
     init_from_run: str | None = None
     seed: str | None = None
     total_timesteps: str | None = None
@@ -86,6 +87,7 @@ class Request:
             "--fork": [fork or self.fork],
             "--init-from-run": [self.init_from_run],
             "--total-timesteps": [self.total_timesteps],
+            "--schedules": [self.schedules],
         }.items():
             options += [part for value in values if value for part in (name, str(value))]
         options += ["--debug"] * self.debug + ["--track"] * self.track
@@ -122,6 +124,8 @@ def run(request: Request, *, quiet: bool, as_json: bool, jobs: int = 1, lines: b
         outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
     request.words = [*request.words, *agent_words(os.environ)]
+    if request.schedules is not None and request.fork is None:
+        raise UserError("--schedules is for --fork: a new run has schedules of its own")
     train = (
         _forking(request, view) if request.fork is not None else _training(request, view, silent)
     )
@@ -198,6 +202,7 @@ def _forking(request: Request, view: Any) -> Callable[[int | None], Any]:
             command=list(sys.argv),
             view=view,
             debug=request.debug,
+            schedules=request.schedules or "stretch",
         )
 
     return train

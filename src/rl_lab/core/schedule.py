@@ -104,6 +104,12 @@ def bind(config: Config, total: int) -> Config:
     return _map_schedules(config, lambda schedule: replace(schedule, total=total))
 
 
+def in_steps(schedule: Schedule) -> Schedule:
+    """A bound schedule that says the same in steps, whatever the length of the run."""
+    begin, finish, warmup = map(schedule._steps, (schedule.begin, schedule.finish, schedule.warmup))
+    return replace(schedule, begin=begin, finish=finish, warmup=warmup)
+
+
 def at(config: Config, step: int) -> Config:
     """The config with every schedule replaced by its value at `step`: plain floats only."""
     return _map_schedules(config, lambda schedule: schedule(step))

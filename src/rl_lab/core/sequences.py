@@ -41,3 +41,12 @@ def take(rows: Batch, index: Tensor, axis: int) -> Batch:
 
 def _select(axis: int, index: Tensor, leaf: Tensor) -> Tensor:
     return leaf.index_select(axis, index)
+
+
+def longest_sequence(steps: int, num_envs: int, minibatches: int) -> int:
+    """The longest sequences that divide a rollout and fill every minibatch with as many.
+
+    The whole rollout if there are none.
+    """
+    lengths = (each for each in range(steps, 0, -1) if steps % each == 0)
+    return next((each for each in lengths if steps // each * num_envs % minibatches == 0), steps)

@@ -80,6 +80,8 @@ def build_run(
     if weights is not None:
         load_weights(workflow, weights, config.training.warm_start_parts)
     phases = make_phases(config, workflow, context.buffers)
+    for line in late_end(config, workflow, phases):
+        sinks.say(f"WARNING: {line}")
     policies = {
         name: make_policy(name, workflow, context)
         for name in sorted({phase.policy for phase in phases if phase.policy})
@@ -350,6 +352,28 @@ def make_phases(
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return phases
+
+
+def late_end(config: RunConfig, workflow: Workflow, phases: Sequence[PhaseDefinition]) -> list[str]:
+    """A line if the last rollout of a run cannot be short enough to end at `total_timesteps`.
+
+    Where several phases collect, only the run itself can tell.
+    """
+    if [hook for phase in phases for hook in phase.hooks].count("collect") != 1:
+        return []
+    total, envs = config.training.total_timesteps, config.environment.num_envs
+    steps = -(-total // envs)
+    rest = steps % workflow.collect_steps
+    extra = workflow.shortened(rest) - rest if rest else 0
+    if not extra:
+        return []
+    reason = "compiled rollouts have a fixed length"
+    if config.compute.compile != "on":
+        reason = "the last rollout is a whole number of minibatches and sequences"
+    return [
+        f"the run ends after {(steps + extra) * envs:,} steps, not after total_timesteps "
+        f"{total:,}: {reason}"
+    ]
 
 
 def buffer_problems(

@@ -60,7 +60,10 @@ class TrainingConfig:
 class EvaluationConfig:
     """When and how the policy is measured."""
 
-    every_steps: int = option(10_000, "environment steps between evaluations; 0: none")
+    every_steps: Literal["auto"] | int = option(
+        "auto",
+        "environment steps between evaluations; 0: none; auto: 10,000, or a fifth of the run",
+    )
     episodes: int = option(20, "episodes of one evaluation")
     num_envs: int = option(8, "environments that share the episodes")
     deterministic: bool = option(True, "act greedily, or sample")
@@ -79,8 +82,8 @@ class EvaluationConfig:
             "patience": 1,
             "test_episodes": 0,
         }.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name)}")
+            if (value := getattr(self, name)) != "auto" and value < least:
+                raise ValueError(f"{name} must be {least} or more, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)

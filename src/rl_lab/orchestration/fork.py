@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rl_lab.core.errors import RunError, UserError
+from rl_lab.core.schedule import Schedule, in_steps
 from rl_lab.core.state import Tree, fingerprint
 from rl_lab.orchestration.build import build_run, make_context, make_workflow
 from rl_lab.orchestration.compose import compose
@@ -38,6 +39,7 @@ FIXED = (
     *("version", "environment", "network", "components", "algorithm.name", "training.phases"),
     *("training.interventions", "training.warm_start", "training.warm_start_parts"),
 )
+SCHEDULES = ("stretch", "keep")  # what a fork of another length makes of them
 # What loading a state into a run that it was not made for may raise.
 UNFIT = (
     *(UserError, KeyError, TypeError, ValueError, RuntimeError),
@@ -74,12 +76,23 @@ def fork(
     command: Sequence[str] = (),
     view: View = no_view,
     debug: bool = False,
+    schedules: str = "stretch",
 ) -> Outcome:
-    """Train on from `RUN:STEP` as a new run. Without changes it does what that run did."""
+    """Train on from `RUN:STEP` as a new run. Without changes it does what that run did.
+
+    With another `total_timesteps`, schedules over the whole run `stretch` to the new length, or
+    `keep` the old one and stay at their end after it.
+    """
+    if schedules not in SCHEDULES:
+        raise UserError(f"schedules must be stretch or keep, got '{schedules}'")
     origin = find_origin(*find_run(reference, root))
     composed = compose(None, overrides, config_file=origin.run.config_file)
     sinks = Sinks([], None)
-    config = settle(validate(composed.tree, composed.origins), sinks)
+    config = validate(composed.tree, composed.origins)
+    config, lines = reschedule(origin, config, schedules)
+    for line in lines:
+        sinks.say(line)
+    config = settle(config, sinks)
     changed = changes(origin.config, config)
     # Before the new run is built: building seeds the global random streams.
     built = as_built(origin.config) if changed else {}
@@ -130,6 +143,35 @@ def changes(before: RunConfig, after: RunConfig) -> list[str]:
                 "--init-from-run starts a new run from the weights alone"
             )
     return changed
+
+
+def reschedule(origin: Origin, config: RunConfig, schedules: str) -> tuple[RunConfig, list[str]]:
+    """The config with the schedules that are wanted, and a line about each that jumps or ends.
+
+    Those that were changed by hand are left as they are written.
+    """
+    before, after = vars(origin.config.algorithm), vars(config.algorithm)
+    kept, lines, step = {}, [], origin.step
+    for name, new in after.items():
+        old = before.get(name)
+        if not isinstance(old, Schedule) or not isinstance(new, Schedule):
+            continue
+        if old.to_tree() != new.to_tree() or old.total == new.total:
+            continue
+        if schedules == "keep":
+            kept[name] = replace(in_steps(old), total=new.total)
+            lines.append(
+                f"algorithm.{name} goes on as it was: {old(step):.3g} here, "
+                f"{old(new.total or step):.3g} at the end"
+            )
+        elif old(step) != new(step):
+            lines.append(
+                f"WARNING: algorithm.{name} jumps from {old(step):.3g} to {new(step):.3g} at step "
+                f"{step:,}: its schedule now lasts {new.total:,} steps (--schedules keep: go on "
+                f"with the old one, and stay at its end, {old.end:.3g})"
+            )
+    algorithm = replace(config.algorithm, **kept) if kept else config.algorithm
+    return replace(config, algorithm=algorithm), lines
 
 
 def as_built(config: RunConfig) -> Mapping[str, Any]:

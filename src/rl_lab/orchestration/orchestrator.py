@@ -140,7 +140,8 @@ class Orchestrator:
         """Between two cycles: evaluate, log, save, each when its clock has crossed."""
         step = self.counters.env_steps
         clock, warmup = self.clocks["evaluate"], self.config.evaluation.warmup_steps
-        if clock.due(step) and step // clock.period * clock.period > warmup:
+        due = clock.due(step) and step // clock.period * clock.period > warmup
+        if due or (clock.period and step > warmup and self._ends_unmeasured()):
             started = time.perf_counter()
             with guard.watching(self, "evaluate"):
                 self.measure()
@@ -162,10 +163,18 @@ class Orchestrator:
         """One evaluation. Training state and random streams are left bit for bit."""
         summary = (seen := self.evaluate("eval", self.config.evaluation.episodes)).summary()
         guard.check_score(summary["return_mean"])
+        self.progress.measured_at = self._now()
         self.on_measure(seen)
         self.note({f"eval/{key}": value for key, value in summary.items()})
         goal = self.config.evaluation.stop_at
         self.progress.judge(summary["return_mean"], self.counters.env_steps, goal)
+
+    def _now(self) -> list[int]:
+        return [self.counters.env_steps, self.counters.updates]
+
+    def _ends_unmeasured(self) -> bool:
+        """True if the run is over and nobody has evaluated what it learned last."""
+        return self.scheduler.next_action() is None and self.progress.measured_at != self._now()
 
     def note(self, numbers: Mapping[str, float], *, mean: bool = False) -> None:
         """Metrics for the next row, and for the conditions of phases."""

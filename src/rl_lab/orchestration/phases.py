@@ -153,6 +153,7 @@ class PhaseScheduler:
                 "step": self.cycle_start,
                 "env_steps": self.total_steps,
                 "phase_steps": self.steps,
+                "steps_left": self.total_timesteps - self.total_steps,
             }
         )
 

@@ -31,9 +31,11 @@ def numbers_of(metrics: Mapping[str, Any], hook: str) -> dict[str, float]:
 def make_clocks(config: RunConfig) -> dict[str, Every]:
     """When to evaluate, log and save: by environment steps, and by updates in offline phases."""
     total = config.training.total_timesteps
+    evaluate, save = config.evaluation.every_steps, config.checkpoint.every_steps
+    assert evaluate != "auto" and save != "auto", "resolve the config first"
     return {
-        "evaluate": Every(config.evaluation.every_steps),
-        "checkpoint": Every(config.checkpoint.every_steps),
+        "evaluate": Every(evaluate),
+        "checkpoint": Every(save),
         "log": Every(config.logging.every_steps or max(total // 500, 1)),
         "offline_checkpoint": Every(config.checkpoint.every_updates),
         "offline_log": Every(config.logging.every_updates),
@@ -47,6 +49,7 @@ class Progress:
     sums: dict[str, list[float]] = field(default_factory=dict)  # metric -> [total, count]
     latest: dict[str, float] = field(default_factory=dict)
     last_score: float | None = None
+    measured_at: list[int] = field(default_factory=list)  # steps and updates of that evaluation
     best_score: float | None = None
     best_step: int | None = None
     best_is_new: bool = False  # there is no checkpoint of it yet

@@ -37,6 +37,9 @@ EXCHANGE_SECONDS, WORKER_SECONDS = 0.2e-3, 0.1e-3
 FIRST_START_SECONDS, START_SECONDS = 3.0, 0.3
 CLEARLY = 1.3  # how many times faster they must be
 
+EVALUATION_STEPS, CHECKPOINT_STEPS = 10_000, 50_000  # between two of them in a long run
+FEWEST = 5  # of either in a short one
+
 Tell = Callable[[str], None]
 Choice = tuple[str, str]  # what was chosen, and why in a few words
 
@@ -59,6 +62,7 @@ def resolve(
     With `measure`, an environment may be made and stepped for a moment; without, `auto` means one
     process, and one thread where only the environment could tell that it shows images.
     """
+    config = with_intervals(with_choices(config))
     here = this_machine()
     chosen_device = device(config.experiment.device, here.cuda)
     seen = _tried(config, here) if measure else None
@@ -81,6 +85,32 @@ def resolve(
     if count > 1:
         tell(f"compute.threads={count}: {reason}")
     return replace(config, compute=replace(config.compute, threads=count))
+
+
+def with_intervals(config: RunConfig) -> RunConfig:
+    """Evaluations and checkpoints that even a short run has several of."""
+    total = config.training.total_timesteps
+    evaluation = interval(config.evaluation.every_steps, EVALUATION_STEPS, total)
+    checkpoint = interval(config.checkpoint.every_steps, CHECKPOINT_STEPS, total)
+    return replace(
+        config,
+        evaluation=replace(config.evaluation, every_steps=evaluation),
+        checkpoint=replace(config.checkpoint, every_steps=checkpoint),
+    )
+
+
+def interval(asked: str | int, usual: int, total: int) -> int:
+    """Steps between two of something: what is asked for; `auto`: `usual`, or a fifth of a run."""
+    if isinstance(asked, int):
+        return asked
+    return max(total // max(-(-total // usual), FEWEST), 1)
+
+
+def with_choices(config: RunConfig) -> RunConfig:
+    """With the options that the algorithm chooses by itself, if nothing is said."""
+    own: Callable[[RunConfig], dict[str, Any]] | None = getattr(config.algorithm, "choices", None)
+    chosen = own(config) if own else {}
+    return replace(config, algorithm=replace(config.algorithm, **chosen)) if chosen else config
 
 
 def this_machine() -> Machine:
@@ -262,6 +292,7 @@ def _tried(config: RunConfig, here: Machine) -> probe.Probe | None:
 def _evaluations(config: RunConfig) -> int:
     """How often a run makes new environments to be measured in."""
     every = config.evaluation.every_steps
+    assert every != "auto"
     regular = config.training.total_timesteps // every if every else 0
     return regular + (config.evaluation.test_episodes > 0)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 from zlib import crc32
 
@@ -41,7 +41,11 @@ _FOLDER = re.compile(r"step_(\d{12,})(\.new)?")
 class CheckpointConfig:
     """When to save and what to keep."""
 
-    every_steps: int = option(50_000, "environment steps between checkpoints; 0 = only at the end")
+    every_steps: Literal["auto"] | int = option(
+        "auto",
+        "environment steps between checkpoints; 0 = only at the end; "
+        "auto: 50,000, or a fifth of the run",
+    )
     every_updates: int = option(
         2000, "updates between checkpoints where nothing is played (offline phases); 0 = none"
     )
@@ -57,8 +61,8 @@ class CheckpointConfig:
             "keep_best": 0,
             "keep_every": 0,
         }.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+            if (value := getattr(self, name)) != "auto" and value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)

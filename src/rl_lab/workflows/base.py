@@ -57,8 +57,24 @@ class Workflow(ABC):
         """Interact. Default: `collect_steps` vector steps with `act`."""
         collector = self.context.collector
         state = self.initial_state(self.context.train_environment.num_envs)
-        steps = self.collect_steps
+        steps = self.collect_length(phase)
         return collector.collect(self.act, steps=steps, state=state, policy=self.pure_policy)
+
+    def collect_length(self, phase: Phase) -> int:
+        """Vector steps of a collect call: `collect_steps`, fewer where the run's budget ends."""
+        if (left := phase.get("steps_left")) is None:
+            return self.collect_steps
+        steps = max(-(-left // self.context.train_environment.num_envs), 1)
+        return self.shortened(steps) if steps < self.collect_steps else self.collect_steps
+
+    def shortened(self, steps: int) -> int:
+        """The shortest collect call of at least `steps` vector steps, which end the run.
+
+        A compiled rollout has a fixed length: another one would be compiled for this call alone.
+        """
+        compiled = self.context.config.compute.compile == "on"
+        is_pure = type(self).pure_policy is not Workflow.pure_policy
+        return self.collect_steps if compiled and is_pure else steps
 
     def pure_policy(self) -> Policy | None:
         """`act` as a pure function, if rollouts may be compiled whole with it."""

@@ -140,7 +140,8 @@ class EarningWorkflow(Workflow):
         if step >= self.config.learning_starts:
             return super().collect_step(step, phase=phase)
         state = self.initial_state(self.context.train_environment.num_envs)
-        return self.context.collector.collect(self.warm_up, steps=self.collect_steps, state=state)
+        steps = self.collect_length(phase)
+        return self.context.collector.collect(self.warm_up, steps=steps, state=state)
 
     def warm_up(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """Uniformly random: the first data covers the action space."""

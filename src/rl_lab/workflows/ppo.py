@@ -34,7 +34,7 @@ from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
-from rl_lab.core.sequences import as_rows, as_sequences, concatenate, take
+from rl_lab.core.sequences import as_rows, as_sequences, concatenate, longest_sequence, take
 from rl_lab.core.tree import map_leaves
 from rl_lab.networks.model import ActorCritic
 from rl_lab.workflows.actor_critic import ActorCriticWorkflow
@@ -93,7 +93,7 @@ class PPOConfig:
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         rows = self.rollout_steps * run.environment.num_envs
-        length = self.sequence_steps(run.network.memory.type != "none")
+        length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
         if self.rollout_steps % length:
             return [f"sequence_length {length} does not divide rollout_steps {self.rollout_steps}"]
         if self.batch_size is not None and not 0 < self.batch_size <= rows:
@@ -113,9 +113,29 @@ class PPOConfig:
         rows = self.rollout_steps * run.environment.num_envs
         return run.training.total_timesteps / rows * self.epochs * self.minibatch_count(rows)
 
-    def sequence_steps(self, has_memory: bool) -> int:
+    def choices(self, run: Any) -> dict[str, Any]:
+        """What is chosen where nothing is said, and is not what the options say by themselves."""
+        length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
+        fits = self.sequence_length is not None or length in (1, self.rollout_steps)
+        return {} if fits else {"sequence_length": length}
+
+    def sequence_steps(self, has_memory: bool, num_envs: int) -> int:
         """Length of the sequences in a minibatch; single rows without a memory."""
-        return (self.sequence_length or self.rollout_steps) if has_memory else 1
+        if not has_memory or self.sequence_length is not None:
+            return (self.sequence_length or 1) if has_memory else 1
+        count = self.minibatch_count(self.rollout_steps * num_envs)
+        return longest_sequence(self.rollout_steps, num_envs, count)
+
+    def last_rollout(self, steps: int, has_memory: bool, num_envs: int) -> int:
+        """Its vector steps, at least `steps`: one minibatch or more, sequences whole or single."""
+        rows, length = self.rollout_steps * num_envs, self.sequence_steps(has_memory, num_envs)
+        steps = max(steps, -(-rows // (self.minibatch_count(rows) * num_envs)))
+        return min(-(-steps // length) * length if steps > length else steps, self.rollout_steps)
+
+    def equal_minibatches(self, rows: int, pieces: int, usual: int) -> int:
+        """How many; in a last rollout of fewer rows than `usual`, none smaller than before."""
+        most = max(rows * self.minibatch_count(usual) // usual, 1)
+        return next(count for count in range(most, 0, -1) if pieces % count == 0)
 
     def batch_rows(self, rows: int) -> int:
         """Rows per minibatch when `batch_size` is given."""
@@ -221,6 +241,11 @@ class PPO(ActorCriticWorkflow):
         )
         self.order_rng = context.rng.torch("minibatches")
 
+    def shortened(self, steps: int) -> int:
+        """The last rollout of a run."""
+        envs = self.context.train_environment.num_envs
+        return super().shortened(self.config.last_rollout(steps, self.model.has_memory, envs))
+
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """All epochs on one rollout [T, N]. On a bad number everything is as it was before."""
         if LOG_PROB not in batch:
@@ -247,7 +272,7 @@ class PPO(ActorCriticWorkflow):
     def _credit(self, batch: Batch, now: PPOConfig) -> tuple[Batch, Metrics]:
         """One learner pass over the rollout: old log-probs, values, advantages; as sequences."""
         ended = batch[TERMINATED] | batch[TRUNCATED]
-        length = now.sequence_steps(self.model.has_memory)
+        length = min(now.sequence_steps(self.model.has_memory, ended.shape[1]), len(ended))
         seen = self.model.unroll(
             batch[OBS], batch[ACTION], batch[NEXT_OBS], batch[STATE], batch[RESET], ended, length
         )
@@ -302,8 +327,9 @@ class PPO(ActorCriticWorkflow):
         limit = torch.tensor(now.max_grad_norm, device=device)
         learn = self.optimizer.on(rows, hyper, learning_rate=rate, max_grad_norm=limit)
         steps: list[Metrics] = []
-        count = now.minibatch_count(rows[ADVANTAGE].numel())
-        pieces = rows[ADVANTAGE].shape[-1]  # single rows, or sequences
+        size, pieces = rows[ADVANTAGE].numel(), rows[ADVANTAGE].shape[-1]  # single rows, sequences
+        usual = now.rollout_steps * self.context.train_environment.num_envs
+        count = now.equal_minibatches(size, pieces, usual)
         for _ in range(now.epochs):
             order = torch.randperm(pieces, generator=self.order_rng).to(device)
             for index in order.chunk(count):

@@ -288,13 +288,13 @@ class WorldModels(EarningWorkflow):
             begun = self.trials.in_round and self.trials.elapsed > 0
             if disturbed or not begun:
                 collector.restart(self.trials.begin_round())
-            result = self._try_on(now.gamma)
+            result = self._try_on(now.gamma, self.collect_length(phase))
         self.next_step = step + result.steps
         return result
 
-    def _try_on(self, gamma: float) -> CollectResult:
+    def _try_on(self, gamma: float, steps: int) -> CollectResult:
         state = self.initial_state(self.trials.num_envs)
-        result = self.context.collector.collect(self.try_out, steps=self.collect_steps, state=state)
+        result = self.context.collector.collect(self.try_out, steps=steps, state=state)
         rows = result.trajectory
         assert rows is not None
         first = rows[RESET][0].cpu().numpy()
