@@ -361,7 +361,10 @@ def test_a_registered_algorithm_without_config_is_free_too() -> None:
         ("no_such_module_at_all.Class", "algorithm._target_: cannot import"),
         ("{}.py:Typo", "algorithm._target_: '{}.py:Typo': no 'Typo' in it"),
         ("Word", "algorithm._target_: 'Word' is not a path to a class"),
-        ("broken.py:Class", "algorithm._target_: cannot import 'broken.py:Class': SyntaxError"),
+        (
+            "broken.py:Class",
+            "algorithm._target_: cannot import 'broken.py:Class': broken.py:1: SyntaxError",
+        ),
     ],
 )
 def test_a_target_that_cannot_be_had(elsewhere: Path, target: str, expected: str) -> None:

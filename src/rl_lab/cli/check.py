@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.cli.printing import pairs, say, say_json, table, warn
+from rl_lab.cli.printing import pairs, say, say_json, warn
 from rl_lab.cli.smoke import StoppedError
 from rl_lab.core.errors import UserError
 
@@ -28,26 +28,54 @@ TINY: dict[str, Any] = {
 }
 
 
-def environment(id: str, *, as_json: bool) -> int:
-    """The snapshot level of an environment, proven in a second process."""
+def environment(id: str, *, plugins: Sequence[Path], as_json: bool) -> int:
+    """What an environment does, and its snapshot level, proven in a second process."""
+    from rl_lab.envs.behavior import FAIL, OK, RENDERING, WARN, Check, check_behavior
     from rl_lab.envs.check import check_env
+    from rl_lab.envs.make import find
+    from rl_lab.orchestration import catalog
 
-    report = check_env(id)
-    points = [{"point": p.name, "step": p.step, "result": p.difference} for p in report.points]
+    modules = [_module_of(catalog.load_plugin(str(file))) for file in plugins]
+    find(id)  # a wrong name is told before anything else
+    checks = check_behavior(id)
+    report = None
+    if all(each.result != FAIL or each.name == RENDERING for each in checks):
+        report = check_env(id, modules=modules)
+        how = {"E0": "its state is captured", "E1": "its actions are replayed"}
+        found = f"bit for bit, proven in a second process ({report.level}: {how.get(report.level)})"
+        if not report.exact:
+            found = f"a resumed run starts new episodes ({report.level}: {report.reason})"
+        checks.append(Check("exact resume", OK if report.exact else WARN, found))
+    failed = any(each.result == FAIL for each in checks)
     if as_json:
-        level = {"id": id, "level": report.level, "exact": report.exact, "reason": report.reason}
-        say_json({**level, "points": points})
-        return 0
-    for point in points:
-        point["result"] = "exact" if point["result"] is None else f"differs: {point['result']}"
-    if points:
-        say(table(points, ["point", "step", "result"]) + "\n")
-    if report.exact:
-        how = {"E0": "its state is captured", "E1": "its actions are replayed"}[report.level]
-        say(f"OK: {id} resumes bit for bit ({report.level}: {how})")
-    else:
-        say(f"{id} is {report.level}: a resumed run starts new episodes ({report.reason})")
-    return 0
+        tree: dict[str, Any] = {
+            "id": id,
+            "ok": not failed,
+            "checks": [vars(each) for each in checks],
+        }
+        if report is not None:
+            points = [
+                {"point": each.name, "step": each.step, "result": each.difference}
+                for each in report.points
+            ]
+            tree |= {"level": report.level, "exact": report.exact, "reason": report.reason}
+            tree["points"] = points
+        say_json(tree)
+        return int(failed)
+    width = max(len(each.name) for each in checks)
+    for each in checks:
+        say(f"{each.result:<5} {each.name:<{width}}  {each.detail}")
+    warned = sum(each.result == WARN for each in checks)
+    verdict = "FAILED" if failed else f"OK, {warned} warning{'s' if warned != 1 else ''}"
+    say(f"\n{verdict if failed or warned else 'OK'}: {id}")
+    return int(failed)
+
+
+def _module_of(file: str) -> str:
+    """The name under which this process has imported a file."""
+    return next(
+        name for name, each in sys.modules.items() if getattr(each, "__file__", None) == file
+    )
 
 
 def algorithm(name: str, *, plugins: Sequence[Path], as_json: bool) -> int:

@@ -357,11 +357,11 @@ def replay_crash(
 
 
 @check_app.command(name="env", context_settings=SETTINGS)
-def check_env(id: str, as_json: Json = False) -> int:
-    """Prove in a second process how exactly an environment can be resumed."""
+def check_env(id: str, plugins: Plugins = None, as_json: Json = False) -> int:
+    """Check what an environment returns, and prove in a second process how exactly it resumes."""
     from rl_lab.cli import check
 
-    return check.environment(id, as_json=as_json)
+    return check.environment(id, plugins=plugins or [], as_json=as_json)
 
 
 @check_app.command(name="algorithm", context_settings=SETTINGS)
@@ -421,6 +421,20 @@ def new_algorithm(
     from rl_lab.cli import new
 
     return new.algorithm(name, directory=directory, as_json=as_json)
+
+
+@new_app.command(name="env", context_settings=SETTINGS)
+def new_env(
+    name: Annotated[str, typer.Argument(help="a small word such as my_env")],
+    directory: Annotated[
+        Path, typer.Option("--directory", metavar="DIR", help="where to write it")
+    ] = Path(),
+    as_json: Json = False,
+) -> int:
+    """Write an environment that can be trained on at once, with its test and its preset."""
+    from rl_lab.cli import new
+
+    return new.environment(name, directory=directory, as_json=as_json)
 
 
 @new_app.callback()

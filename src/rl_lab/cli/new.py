@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,33 +15,69 @@ from rl_lab.cli.train import _program
 from rl_lab.core.errors import UserError
 
 SKELETONS = Path(__file__).resolve().parent.parent / "skeletons"
-NAME, CLASS = "my_algorithm", "MyAlgorithm"  # what the skeletons are called until they are copied
+# kind -> what the skeletons are called until they are copied
+NAMES = {"algorithm": "my_algorithm", "env": "my_env"}
 
 
 def algorithm(name: str, *, directory: Path, as_json: bool) -> int:
     """Write NAME.py, test_NAME.py and NAME.yaml, which train, resume and pass as they are."""
+    from rl_lab.core import registry
+    from rl_lab.orchestration import catalog  # noqa: F401  declares the built-in names
+
+    def check() -> None:
+        if name in registry.names("workflow"):
+            raise UserError(f"an algorithm '{name}' exists already: choose another name")
+
+    return _write("algorithm", name, name, directory, check, as_json=as_json)
+
+
+def environment(name: str, *, directory: Path, as_json: bool) -> int:
+    """The same for an environment, which is registered as `Name-v0`."""
+    from rl_lab.envs.make import list_environments
+
+    id = f"{_camel(name)}-v0"
+
+    def check() -> None:
+        if id in list_environments(id):
+            raise UserError(f"an environment '{id}' exists already: choose another name")
+
+    return _write("env", name, id, directory, check, as_json=as_json)
+
+
+def _write(
+    kind: str,
+    name: str,
+    registered: str,
+    directory: Path,
+    check: Callable[[], None],
+    *,
+    as_json: bool,
+) -> int:
+    """Copy the skeletons of a kind under a new name; commands call it `registered`."""
     from rl_lab.records.commit import make_directory, write_atomically
 
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise UserError(f"'{name}' cannot be a name: write a small word such as {NAME}")
+        raise UserError(f"'{name}' cannot be a name: write a small word such as {NAMES[kind]}")
     files = {
-        directory / f"{name}.py": "algorithm.py.txt",
-        directory / f"test_{name}.py": "test_algorithm.py.txt",
-        directory / f"{name}.yaml": "algorithm.yaml.txt",
+        directory / f"{name}.py": f"{kind}.py.txt",
+        directory / f"test_{name}.py": f"test_{kind}.py.txt",
+        directory / f"{name}.yaml": f"{kind}.yaml.txt",
     }
     for file in files:
         if file.exists():
             raise UserError(f"{file} exists: choose another name, or another --directory")
-    _check_free(name)
+    check()
+    if name.startswith("test_") or find_spec(name) is not None:
+        raise UserError(f"'{name}' is the name of a Python module: choose another name")
     if directory.exists() and not directory.is_dir():
         raise UserError(f"--directory {directory}: is a file")
     try:
         make_directory(directory)
         for file, skeleton in files.items():
-            write_atomically(file, _filled(skeleton, name).encode())
+            write_atomically(file, _filled(skeleton, NAMES[kind], name).encode())
     except OSError as error:
         raise UserError(f"--directory {directory}: cannot be written: {error.strerror}") from error
-    commands = _commands(name, directory)
+    commands = _commands(kind, name, registered, directory)
     if as_json:
         say_json({"name": name, "files": [str(file) for file in files], "commands": commands})
         return 0
@@ -52,26 +89,18 @@ def algorithm(name: str, *, directory: Path, as_json: bool) -> int:
     return 0
 
 
-def _check_free(name: str) -> None:
-    """Neither an algorithm nor a module of Python has the name."""
-    from rl_lab.core import registry
-    from rl_lab.orchestration import catalog  # noqa: F401  declares the built-in names
-
-    if name in registry.names("workflow"):
-        raise UserError(f"an algorithm '{name}' exists already: choose another name")
-    if name.startswith("test_") or find_spec(name) is not None:
-        raise UserError(f"'{name}' is the name of a Python module: choose another name")
-
-
-def _filled(skeleton: str, name: str) -> str:
+def _filled(skeleton: str, before: str, name: str) -> str:
     """A skeleton under its new name."""
     text = (SKELETONS / skeleton).read_text(encoding="utf-8")
-    camel = "".join(word.capitalize() for word in name.split("_"))
-    return text.replace(CLASS, camel).replace(NAME, name)
+    return text.replace(_camel(before), _camel(name)).replace(before, name)
 
 
-def _commands(name: str, directory: Path) -> list[str]:
-    """Three commands that work as they are printed."""
+def _camel(name: str) -> str:
+    return "".join(word.capitalize() for word in name.split("_"))
+
+
+def _commands(kind: str, name: str, registered: str, directory: Path) -> list[str]:
+    """Three commands that work as they are printed, with nothing but the core installed."""
     code, preset, test = (
         str(directory / file) for file in (f"{name}.py", f"{name}.yaml", f"test_{name}.py")
     )
@@ -79,6 +108,6 @@ def _commands(name: str, directory: Path) -> list[str]:
     python = "python" if shutil.which("python") == this else os.path.relpath(this)
     return [
         shlex.join([_program(), "train", "--config", preset]),
-        shlex.join([_program(), "check", "algorithm", name, "--plugin", code]),
-        shlex.join([python, "-m", "pytest", test]),
+        shlex.join([_program(), "check", kind, registered, "--plugin", code]),
+        shlex.join([python, test]),
     ]

@@ -50,7 +50,8 @@ def _described(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    frames = list(traceback.extract_tb(error.__traceback__))
+    known = traceback.extract_tb(error.__traceback__)
+    frames = [each for each in known if not each.filename.startswith("<")]
     if not frames:
         return ""
     last = ([each for each in frames if _is_users(each.filename)] or frames)[-1]
@@ -59,8 +60,6 @@ def _place(error: BaseException) -> str:
 
 def _is_users(file: str) -> bool:
     """Neither ours, nor Python's, nor of an installed package."""
-    if file.startswith("<"):
-        return False
     path = Path(file).resolve()
     if any(part in _LIBRARIES for part in path.parts):
         return False

@@ -6,6 +6,7 @@ bytes. The process-wide random generators are seeded, saved and loaded with it, 
 """
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -22,7 +23,7 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 
-from rl_lab.core import seeding, spec, state
+from rl_lab.core import registry, seeding, spec, state
 from rl_lab.core.batch import Array, Step
 from rl_lab.core.protocols import VectorEnv
 from rl_lab.core.tree import map_leaves, named_leaves
@@ -65,11 +66,13 @@ def check_env(
     num_envs: int = 2,
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
+    modules: Sequence[str] = (),
 ) -> CheckReport:
     """Prove the snapshot level of an environment in a second process.
 
     `settings` are further keys of the `environment:` block, such as `wrappers`, `kwargs` or
-    `vectorization`. `steps` is how far each point is followed.
+    `vectorization`. `steps` is how far each point is followed. The second process imports
+    `modules` first: they register an environment of the user's own.
     """
     config = EnvironmentConfig(**{"id": id, "num_envs": num_envs, **(settings or {})})
     seeds = [seeding.integer(seed, "check", index) for index in range(config.num_envs)]
@@ -84,7 +87,7 @@ def check_env(
     finally:
         vector.close()
     with tempfile.TemporaryDirectory(prefix="rl-lab-check-") as folder:
-        expected = _play(Path(folder), config, seeds, actions, moments, steps)
+        expected = _play(Path(folder), config, seeds, actions, moments, steps, modules)
         failure = _second_process(Path(folder))
         if failure is not None:
             return CheckReport(id, "E3", reason=f"the second process failed: {failure}")
@@ -116,6 +119,7 @@ def _play(
     actions: Array,
     moments: dict[str, int],
     steps: int,
+    modules: Sequence[str],
 ) -> dict[str, Rows]:
     """Play once from the start, saving the state at every moment; the rows that follow each."""
     vector = make_vector(config, seeds)
@@ -137,6 +141,7 @@ def _play(
         "seeds": list(seeds),
         "moments": list(moments.values()),
         "steps": steps,
+        "modules": list(modules),
     }
     (folder / "request.json").write_text(json.dumps(request))
     return {name: _rows(seen[moment : moment + steps]) for name, moment in moments.items()}
@@ -146,7 +151,8 @@ def _second_process(folder: Path) -> str | None:
     """Run it to its end; its last words if it failed."""
     command = [sys.executable, "-m", "rl_lab.envs.check", "--child", str(folder)]
     # The second process must find the user's own modules where this one found them.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    folders = [*sys.path, *sorted(registry.local_folders)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     outcome = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if outcome.returncode == 0:
         return None
@@ -157,6 +163,8 @@ def _child(folder: Path) -> None:
     """What the second process does: load each state, take the same actions, write the rows."""
     request = json.loads((folder / "request.json").read_text())
     actions = load_arrays(folder / "actions.safetensors")["actions"]
+    for module in request["modules"]:
+        importlib.import_module(module)
     config = EnvironmentConfig(**request["config"])
     for index, moment in enumerate(request["moments"]):
         vector = make_vector(config, request["seeds"])

@@ -2,11 +2,13 @@
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import gymnasium as gym
@@ -17,6 +19,7 @@ from gymnasium.spaces import Space
 
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError
+from rl_lab.core.failure import located
 from rl_lab.core.options import option
 from rl_lab.core.protocols import VectorEnv
 from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
@@ -48,6 +51,7 @@ _EXTRAS = {
     "rl_lab.envs.dmc": "dmc",
     "ale_py": "atari",
 }
+_OWN = "; for one of your own: --plugin FILE.py, or module:Id"
 _REPLAYED = "gymnasium.envs.box2d"  # deterministic, and its memory cannot be read
 
 if COUNTER_ID not in gym.registry:
@@ -221,10 +225,7 @@ def find(id: str) -> Registered:
     """Gymnasium's entry for an id, or a `UserError` with the nearest ones."""
     module, _, name = id.rpartition(":")
     if module:
-        try:
-            importlib.import_module(module)
-        except ImportError as error:
-            raise UserError(f"cannot import '{module}' of environment '{id}': {error}") from error
+        _import_module(module, id)
     _announce_plugins()
     if name not in gym.registry:
         _import_package(_beginning(name))
@@ -233,6 +234,27 @@ def find(id: str) -> Registered:
             registry.get("env", name)  # one that does not load says so here, in one line
         return gym.registry[name]
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
+
+
+def _import_module(module: str, id: str) -> None:
+    """Import what registers an environment; a module of the current folder is found, too."""
+    here = str(Path.cwd())
+    if here not in sys.path and _is_below(Path.cwd(), module.partition(".")[0]):
+        sys.path.append(here)  # last: it hides nothing that is installed
+        registry.local_folders.add(here)  # worker processes look there as well
+    try:
+        importlib.import_module(module)
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # the user's own file may fail in any way
+        why = located(error)
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            why = f"start in the folder of {module}.py, or write --plugin FILE.py"
+        raise UserError(f"cannot import '{module}' of environment '{id}': {why}") from error
+
+
+def _is_below(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or (folder / name).is_dir()
 
 
 def _announce_plugins() -> None:
@@ -278,8 +300,8 @@ def _advice(name: str) -> str:
         return f": install it with `pip install {package}`"
     close = get_close_matches(name, gym.registry, n=3, cutoff=0.6)
     if close:
-        return f" (did you mean {' or '.join(repr(each) for each in close)}?)"
-    return ": `rl-lab envs` lists what is installed; write module:Id for one of your own"
+        return f" (did you mean {' or '.join(repr(each) for each in close)}?){_OWN}"
+    return f": `rl-lab envs` lists what is installed{_OWN}"
 
 
 def _make_wrapped(

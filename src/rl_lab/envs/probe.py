@@ -67,7 +67,7 @@ def measure(config: EnvironmentConfig) -> Probe:
             env.close()
         free = _free_cores(idle, time.perf_counter() - began)
         shared = _global_generators() != before
-    return Probe(spec, seconds, _SHARED if shared else _unsendable(make), free)
+    return Probe(spec, seconds, _SHARED if shared else unsendable(make), free)
 
 
 def step_seconds(env: gym.Env[Any, Any]) -> float:
@@ -117,7 +117,7 @@ def _idle_seconds() -> float | None:
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def _unsendable(make: Make) -> str | None:
+def unsendable(make: Make) -> str | None:
     """Why an environment cannot be made in another process as it is made here."""
     try:
         sent = bytes(ForkingPickler.dumps(make))

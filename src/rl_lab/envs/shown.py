@@ -33,9 +33,13 @@ def make_shown(config: EnvironmentConfig, *, window: bool) -> gym.Env[Any, Any]:
     modes = _modes(config, single)
     mode = WINDOW if window else PICTURES
     if mode not in modes and PICTURES not in modes:  # pictures can be put into a window
+        if not modes:
+            raise _not_drawn(config, "it draws nothing (metadata['render_modes'] is empty)")
         only = "can be shown in a window only" if WINDOW in modes else "cannot be shown"
-        known = f"it offers {', '.join(modes)}" if modes else "it draws nothing"
-        raise UserError(f"'{config.id}' {only}: {known}, and not {PICTURES} (its render_modes)")
+        raise UserError(
+            f"'{config.id}' {only}: it offers {', '.join(modes)}, and not {PICTURES} "
+            "(its render_modes)"
+        )
     kwargs: dict[str, Any] = {**config.kwargs, "render_mode": mode}
     is_mujoco = defined_in(find(config.id)).startswith("gymnasium.envs.mujoco")
     if is_mujoco and kwargs.get("camera_id") is None:
@@ -46,7 +50,16 @@ def make_shown(config: EnvironmentConfig, *, window: bool) -> gym.Env[Any, Any]:
             choose_backend(config.id)  # its own first choice needs a screen
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*You are trying to use 'human' rendering")
-        return maker(replace(single, kwargs=kwargs), training=False)()
+        try:
+            env = maker(replace(single, kwargs=kwargs), training=False)()
+        except UserError as error:
+            if "render_mode" in str(error):
+                raise _not_drawn(config, "its constructor takes no render_mode") from error
+            raise
+    if type(env.unwrapped).render is gym.Env.render:
+        env.close()
+        raise _not_drawn(config, "it has no render()")
+    return env
 
 
 def has_screen() -> bool:
@@ -67,6 +80,12 @@ def _modes(config: EnvironmentConfig, single: EnvironmentConfig) -> list[str]:
     if vector and _seen(*single_spaces(config)) != _seen(env.observation_space, env.action_space):
         raise _other_task(config)
     return list(env.metadata.get("render_modes") or [])
+
+
+def _not_drawn(config: EnvironmentConfig, why: str) -> UserError:
+    return UserError(
+        f"'{config.id}' cannot be shown: {why}; `rl-lab evaluate` plays it without pictures"
+    )
 
 
 def _other_task(config: EnvironmentConfig) -> UserError:

@@ -281,7 +281,9 @@ def drive(
 def _stopped(error: BaseException) -> BaseException:
     """The error itself; `sys.exit` in somebody's code must not end the run without a word."""
     if isinstance(error, SystemExit):
-        return RunError(f"{located(error)} (code of a run must not end the process)")
+        failure = RunError(f"{located(error)} (code of a run must not end the process)")
+        failure.__cause__ = error
+        return failure
     return error
 
 
