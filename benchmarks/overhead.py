@@ -1,9 +1,11 @@
 """What a run costs besides its algorithm: the loop around it, its start, its checkpoints.
 
-    python benchmarks/overhead.py [--part loop|start|checkpoint] [--repeats 7] [--output FOLDER]
+    python benchmarks/overhead.py [--part loop|default|start|checkpoint] [--repeats 7]
 
 loop        the real run (guards, clocks, 500 rows, terminal, TensorBoard) against a bare loop of
             the same calls: collect, buffer, update. No evaluation, no checkpoint.
+default     the whole default run (evaluation, rows, checkpoints, terminal, TensorBoard), eager and
+            compiled, against a bare loop of the same calls.
 start       from starting the interpreter of `rl-lab train CartPole-v1:ppo` to its first step, and
             to the end of its first rollout.
 checkpoint  the seconds of one save, as a share of the minute that lies between two.
@@ -67,6 +69,32 @@ def loop(repeats: int, steps: int, tell: Tell) -> Report:
         rows=[measured(name, own, (own, base)) for name, own in samples.items()],
         settings={"config": to_tree(config), "steps": steps, "repeats": repeats},
         notes=[f"the first {WARM_UP} cycles are not counted; the last save neither"],
+    )
+
+
+def default(repeats: int, steps: int, tell: Tell) -> Report:
+    """A run as it is when nothing is switched off; a compiled one is compiled before it counts."""
+    rows = []
+    for mode in ("off", "on"):
+        words = [f"training.total_timesteps={steps}", f"compute.compile={mode}"]
+        quiet, whole = (resolve(configure(SPEC, [*more, *words])[0]) for more in (QUIET[:2], []))
+        jobs: dict[str, Callable[[], float]] = {
+            f"bare loop, compile={mode}": lambda quiet=quiet: bare(quiet),
+            f"default run, compile={mode}": lambda whole=whole: real(whole),
+        }
+        for job in jobs.values():
+            job()
+        samples = interleave(jobs, repeats, tell)
+        base = next(iter(samples.values()))
+        rows += [measured(name, own, (own, base)) for name, own in samples.items()]
+    return Report(
+        benchmark="overhead-default",
+        title=f"{SPEC}, {steps:,} steps: a default run, and its calls alone",
+        unit="µs per environment step",
+        ratio_means="to the bare loop",
+        rows=rows,
+        settings={"steps": steps, "repeats": repeats},
+        notes=[f"the first {WARM_UP} cycles, the last save and the final test are not counted"],
     )
 
 
@@ -234,6 +262,7 @@ def saving(run: Orchestrator) -> float:
 
 PARTS: dict[str, Callable[[argparse.Namespace], Report]] = {
     "loop": lambda options: loop(options.repeats, options.steps, warn),
+    "default": lambda options: default(options.repeats, options.steps, warn),
     "start": lambda options: start(options.repeats, warn),
     "checkpoint": lambda options: checkpoint(options.repeats, warn),
 }
@@ -243,7 +272,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=PARTS, action="append", help="default: all three")
+    parser.add_argument("--part", choices=PARTS, action="append", help="default: all of them")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--steps", type=int, default=50_000, help="of each training of `loop`")
     parser.add_argument("--output", type=Path, help="a folder; default: benchmarks/results")

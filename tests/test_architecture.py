@@ -61,7 +61,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "analysis": NUMBERS | {"matplotlib"},
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
-    "tuning": NUMBERS | {"optuna", "matplotlib", "yaml"},
+    "tuning": NUMBERS | {"optuna", "yaml"},
     # other libraries, to be compared with: each is optional and imported where it is used
     "benchmarking": NUMBERS
     | {"gymnasium", "stable_baselines3", "sbx", "flax", "jax", "matplotlib"},

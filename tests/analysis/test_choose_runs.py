@@ -8,7 +8,7 @@ import pytest
 from made_runs import made_run
 from rl_lab.analysis.compare import compare
 from rl_lab.analysis.groups import group_runs, select_runs
-from rl_lab.analysis.plots import draw_comparison, legend
+from rl_lab.analysis.plots import comparison_chart, legend
 from rl_lab.analysis.query import parse_filter
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
@@ -106,7 +106,7 @@ def test_the_curve_of_a_fork_begins_where_it_began(tmp_path):
     assert [each.value for each in new.at] == [None, 60.0]
     assert legend(old) == "ppo (1 run)"
     assert legend(new) == f"ppo forked at 200 (1 run from {parent.id})"
-    assert draw_comparison(found).startswith(b"\x89PNG")
+    assert [line.x[0] for line in comparison_chart(found).panels[0].lines] == [100, 200]
     assert not any("counted more than once" in line for line in found.warnings)
 
 

@@ -5,9 +5,10 @@ import pytest
 
 from made_runs import made_run
 from rl_lab.analysis.compare import compare
-from rl_lab.analysis.plots import WIDTH, draw_comparison
+from rl_lab.analysis.plots import comparison_chart, described
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
+from rl_lab.records.chart import to_svg
 from rl_lab.records.display import load_display
 
 DISPLAY = load_display()
@@ -184,16 +185,55 @@ def test_equal_runs_are_compared_too(tmp_path):
     runs = [made_run(tmp_path, [7.0], seed=seed, algorithm=n) for n in "ab" for seed in (1, 2)]
     found = judged(runs)
     assert found.pairs[0].probability == 0.5 and found.pairs[0].p_value == 1.0
-    assert draw_comparison(found).startswith(b"\x89PNG")
+    assert to_svg(comparison_chart(found)).startswith("<svg ")
 
 
-@pytest.mark.parametrize(("task", "panels"), [("CartPole-v1", 1 + 1), ("Acrobot-v1", 2)])
-def test_profiles_of_methods_without_a_common_task_are_not_drawn(tmp_path, task, panels):
-    runs = [made_run(tmp_path, [1.0, 2.0], task="CartPole-v1", algorithm="a")]
-    runs += [made_run(tmp_path, [3.0, 4.0], task=task, algorithm="b")]
-    picture = draw_comparison(judged(runs))
-    width = int.from_bytes(picture[16:20], "big")  # of a PNG, at 100 dots an inch
-    assert width == panels * 100 * WIDTH
+@pytest.mark.parametrize(
+    ("pairs", "panels"),
+    [
+        ("aC bC", ["CartPole-v1"]),  # of one task a profile says nothing that its curves do not
+        ("aC bA", ["CartPole-v1", "Acrobot-v1"]),  # no task in common
+        ("aC aA bC", ["CartPole-v1", "Acrobot-v1", "performance profiles"]),
+        ("aC aA", ["CartPole-v1", "Acrobot-v1", "performance profiles"]),
+    ],
+)
+def test_profiles_are_over_tasks_that_methods_share(tmp_path, pairs, panels):
+    tasks = {"C": "CartPole-v1", "A": "Acrobot-v1"}
+    runs = [made_run(tmp_path, [1.0, 2.0], algorithm=a, task=tasks[t]) for a, t in pairs.split()]
+    assert [panel.title for panel in comparison_chart(judged(runs)).panels] == panels
+
+
+def test_a_title_says_what_is_compared(tmp_path):
+    runs = [made_run(tmp_path, [1.0], algorithm=name) for name in ("dqn", "ppo")]
+    title = "eval/return_mean of dqn, ppo on CartPole-v1 (2 runs)"
+    assert described(judged(runs)) == comparison_chart(judged(runs)).title == title
+    many = [made_run(tmp_path, [1.0], algorithm=f"method_{each}") for each in range(9)]
+    assert described(judged(many)) == "eval/return_mean of 9 methods on CartPole-v1 (9 runs)"
+
+
+def test_every_seed_is_drawn_to_its_own_end(tmp_path):
+    lengths = [4, 2, 3]
+    runs = [
+        made_run(tmp_path, [1.0] * each, seed=each, steps=[*range(1, each + 1)]) for each in lengths
+    ]
+    for run in runs:  # one budget: it is one group of which some stopped early
+        run.config["training.total_timesteps"] = 4
+    chart = comparison_chart(judged(runs))
+    middle, *tails = chart.panels[0].lines
+    assert middle.x.tolist() == [1, 2] and middle.label == "ppo (3 runs)" and not middle.thin
+    assert sorted(line.x.tolist() for line in tails) == [[2, 3], [2, 3, 4]]
+    assert all(line.thin and not line.label for line in tails) and "Thin: " in chart.note
+
+
+def test_seeds_without_a_common_stretch_are_drawn_alone(tmp_path):
+    runs = [
+        made_run(tmp_path, [1.0, 2.0], seed=start, steps=[start, start + 1]) for start in (1, 9)
+    ]
+    for run in runs:
+        run.config["training.total_timesteps"] = 4
+    lines = comparison_chart(judged(runs)).panels[0].lines
+    assert [line.x.tolist() for line in lines] == [[1, 2], [9, 10]]
+    assert [line.label for line in lines] == ["ppo (2 runs)", ""]
 
 
 # ------------------------------------------------------------------- the command, on real runs
@@ -228,7 +268,7 @@ def test_one_run_is_warned_about(lab, capsys):
     assert "only 1 seed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["plot.png", "plot.html"])
+@pytest.mark.parametrize("name", ["plot.png", "plot.svg", "plot.html"])
 def test_plots_are_one_file(lab, tmp_path, capsys, name):
     file = tmp_path / name
     words = ["--metrics", "reward,loss", "--runs-dir", str(lab), "--plot", str(file)]
@@ -238,8 +278,9 @@ def test_plots_are_one_file(lab, tmp_path, capsys, name):
         assert data.startswith(b"\x89PNG") and len(data) > 10_000
     else:
         text = data.decode()
-        assert 'src="data:image/png;base64,' in text and "<strong>" in text
-        assert "http" not in text.replace("xmlns", "") and 'src="curves' not in text
+        assert text.count("<svg ") == 1 and text.count("<polyline ") == 3
+        assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert name.endswith("svg") or "<strong>" in text
     assert f"plot: {file}" in capsys.readouterr().out
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
@@ -248,7 +289,10 @@ def test_plots_are_one_file(lab, tmp_path, capsys, name):
     ("words", "problem"),
     [
         ([], "name runs"),
-        (["@last", "--plot", "x.pdf"], "--plot x.pdf: name a file that ends in .png or .html"),
+        (
+            ["@last", "--plot", "x.pdf"],
+            "--plot x.pdf: name a file that ends in .svg, .html or .png",
+        ),
         (["@last", "--at", "soon"], "--at soon: must be a number of environment steps"),
         (["@last", "--scale", "CartPole-v1"], "--scale CartPole-v1: write TASK=LOW:HIGH"),
         (["@last", "--metrics", "rewrd"], "no run has the metric 'rewrd' (did you mean"),
@@ -264,9 +308,11 @@ def test_mistakes_are_one_line(lab, capsys, words, problem):
     assert text == "" and errors.count("\n") == 1 and problem in errors
 
 
-def test_without_matplotlib_a_plot_is_one_clear_line(lab, tmp_path, capsys, monkeypatch):
+def test_without_matplotlib_a_png_is_one_clear_line(lab, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     words = ["compare", "@last", "--runs-dir", str(lab), "--plot", str(tmp_path / "x.png")]
     assert main(words) == 2
     assert "pip install 'rl-lab[plots]'" in capsys.readouterr().err
     assert not (tmp_path / "x.png").exists()
+    assert main([*words[:-1], str(tmp_path / "x.svg")]) == 0 and (tmp_path / "x.svg").exists()

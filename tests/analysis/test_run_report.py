@@ -2,6 +2,7 @@ import json
 import os
 import re
 import signal
+import sys
 
 import pytest
 
@@ -15,7 +16,7 @@ from rl_lab.records.run_directory import list_runs
 from rl_lab.records.sinks import Sink
 from tiny_runs import tiny_config
 
-NAMES = ["report.md", "report.html", "report.png"]
+NAMES = ["report.md", "report.html", "report.svg"]
 
 
 @pytest.fixture
@@ -76,10 +77,10 @@ def test_the_page_holds_everything(run):
     (run.directory.path / "videos").mkdir()
     (run.directory.path / "videos" / "step_100.mp4").write_bytes(b"film")
     page = text_of(run, "report.html")
-    assert 'src="data:image/png;base64,' in page and 'src="data:video/mp4;base64,ZmlsbQ=="' in page
+    assert "<svg " in page and 'src="data:video/mp4;base64,ZmlsbQ=="' in page
     assert not re.search(r'(src|href)="(?!data:)', page)
     markdown = text_of(run)
-    assert "![curves](report.png)" in markdown
+    assert "![curves](report.svg)" in markdown
     assert "[step_100](videos/step_100.mp4)" in markdown
 
 
@@ -115,13 +116,25 @@ def test_nothing_of_a_run_is_taken_as_markup(run):
     assert "<script>" not in page and "&lt;script&gt;" in page
 
 
-def test_without_matplotlib_there_is_a_report_without_plots(run, monkeypatch):
-    monkeypatch.setattr(report, "find_spec", lambda name: None)
+def test_curves_need_nothing_that_is_not_installed(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     files = write_report(run.directory)
-    assert [file.name for file in files] == ["report.md", "report.html"]
-    assert "![" not in files[0].read_text() and "<img" not in files[1].read_text()
-    said = section(files[0].read_text(), "Curves")
-    assert said == "No plots: matplotlib is not installed (pip install 'rl-lab[plots]')."
+    assert [file.name for file in files] == NAMES
+    picture = files[2].read_text()
+    assert "CartPole-v1 ppo, seed 4" in picture and picture.count("<circle") == 3
+    assert picture in files[1].read_text()
+
+
+def test_a_run_without_a_curve_has_no_picture(run):
+    run.directory.metrics_file.write_text("")
+    assert [file.name for file in write_report(run.directory)] == NAMES[:2]
+    assert "Curves" not in text_of(run)
+
+
+def test_an_svg_among_the_films_is_not_part_of_the_page(run):
+    (run.directory.path / "videos").mkdir()
+    (run.directory.path / "videos" / "x.svg").write_text("<svg><script>1</script></svg>")
+    assert "<script" not in text_of(run, "report.html")
 
 
 def test_a_run_that_has_only_just_begun_has_a_report(run):
@@ -197,6 +210,7 @@ def test_the_report_of_a_group(lab, tmp_path):
     runs = [load_run(directory) for directory in list_runs(lab)]
     files = write_group_report(runs, tmp_path / "group")
     text = files[0].read_text()
-    assert [file.name for file in files] == NAMES and text.startswith("# 6 runs\n")
+    assert [file.name for file in files] == NAMES
+    assert re.match(r"# eval/return_mean of .* on CartPole-v1 \(6 runs\)\n", text)
     assert text.count("| CartPole-v1 | ppo |") == 3 and "## Pairs" in text
-    assert 'src="data:image/png;base64,' in files[1].read_text()
+    assert "<svg " in files[1].read_text()

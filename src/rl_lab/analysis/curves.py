@@ -96,6 +96,18 @@ def align(curves: Sequence[Curve]) -> tuple[Steps, Array]:
     return steps, np.array(rows)
 
 
+def thinned(curve: Curve) -> Curve:
+    """At most `POINTS` points: of each stretch the smallest and the largest, so that peaks stay."""
+    if len(curve.steps) <= POINTS:
+        return curve
+    kept: set[int] = {0, len(curve.steps) - 1}
+    for stretch in np.array_split(np.arange(len(curve.steps)), POINTS // 2 - 1):
+        values = curve.values[stretch]
+        kept |= {int(stretch[values.argmin()]), int(stretch[values.argmax()])}
+    places = np.array(sorted(kept))
+    return Curve(curve.steps[places], curve.values[places])
+
+
 def middle_and_band(rows: Array) -> tuple[Array, tuple[Array, Array] | None]:
     """The IQM of seeds at each step, [N, G] -> [G], and its 95 % bootstrap band."""
     middle = iqm(rows.T)

@@ -18,7 +18,8 @@ table { border-collapse: collapse; font-size: 0.9rem; margin: 0.5rem 0; display:
         overflow-x: auto }
 th, td { border-bottom: 1px solid #d5dce3; padding: 0.25rem 0.75rem; text-align: left }
 pre { background: #f2f5f8; padding: 0.75rem; overflow-x: auto }
-img, video { max-width: 100% }
+figure { margin: 0.5rem 0 }
+img, video, svg { max-width: 100%; height: auto }
 """
 
 
@@ -77,7 +78,16 @@ class Media:
     data: bytes | None  # None: too large, the page names the file too
 
 
-Block = Heading | Paragraph | Items | Grid | Code | Media
+@dataclass(frozen=True)
+class Drawing:
+    """A picture that we have drawn: its SVG stands in the HTML, the Markdown names the file."""
+
+    title: str
+    file: str  # relative to the document
+    svg: str  # from `records/svg.py`, which escapes every text
+
+
+Block = Heading | Paragraph | Items | Grid | Code | Media | Drawing
 KINDS = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4", ".webm": "video/webm"}
 
 
@@ -114,6 +124,8 @@ def _markdown(block: Block) -> str:
         case Media():
             title = _plain(block.title)
             return f"{'!' if _is_picture(block) else ''}[{title}]({quote(block.file)})"
+        case Drawing():
+            return f"![{_plain(block.title)}]({quote(block.file)})"
 
 
 def _plain(text: str) -> str:
@@ -149,6 +161,8 @@ def _html(block: Block) -> str:
             return f"<pre>{html.escape(block.text)}</pre>"
         case Media():
             return _html_media(block)
+        case Drawing():
+            return f"<figure>{block.svg}</figure>"
 
 
 def html_table(grid: Grid) -> str:

@@ -3,16 +3,16 @@
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rl_lab.analysis.compare import Comparison, compare
+from rl_lab.analysis.compare import compare
 from rl_lab.analysis.curves import Curve, read_curves
 from rl_lab.analysis.document import (
     KINDS,
     Block,
     Code,
+    Drawing,
     Grid,
     Heading,
     Items,
@@ -23,9 +23,11 @@ from rl_lab.analysis.document import (
 )
 from rl_lab.analysis.export import blocks_of
 from rl_lab.analysis.groups import Run, load_run
+from rl_lab.analysis.plots import comparison_chart, described, run_chart
 from rl_lab.core.errors import UserError
 from rl_lab.orchestration.config import leaves, to_tree
 from rl_lab.orchestration.validation import validate
+from rl_lab.records.chart import to_svg
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.display import Display, load_display
@@ -38,7 +40,6 @@ NAME = "report"
 PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
 EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only linked to
 EMBEDDED_TOTAL = 25_000_000  # of all films: the page can still be sent by mail
-NO_PLOTS = "No plots: matplotlib is not installed (pip install 'rl-lab[plots]')."
 SHOWN_ALERTS = 50
 SPARKS = 40  # blocks of a curve in text
 NORMAL_95 = 1.96  # standard errors of a 95 % interval
@@ -60,79 +61,63 @@ def write_report(directory: RunDirectory) -> list[Path]:
     run, display = load_run(directory), load_display()
     curves = read_curves(directory.metrics_file)
     title = f"{run.task} {run.algorithm}, seed {run.seed}"
-    picture = _drawn(curves)
+    drawing = _drawn(title, curves)
     blocks: list[Block] = [
         *_what(run),
         *_results(run, curves, display),
-        *_pictured(picture),
+        *_pictured(drawing),
         *_checkpoint(run),
         *_videos(directory.path),
         *_settings(run),
         *_alerts(run),
         *_reproduce(run),
     ]
-    return _write(directory.path, f"{title} ({run.id})", blocks, picture)
+    return _write(directory.path, f"{title} ({run.id})", blocks, drawing)
 
 
 def write_group_report(runs: Sequence[Run], folder: Path, keys: Sequence[str] = ()) -> list[Path]:
     """Write the report of several runs into a folder of their own; the files."""
     display = load_display()
     found = compare(runs, keys=keys, display=display)
-    picture = _drawn_comparison(found)
+    drawing = to_svg(comparison_chart(found))
     rows = [
         [run.id, run.task, run.algorithm, str(run.seed), str(run.summary.get("status")), _best(run)]
         for run in runs
     ]
     blocks: list[Block] = [
-        *_pictured(picture),
+        *_pictured(drawing),
         *blocks_of(found, display),
         Heading("Runs"),
         Grid(["id", "task", "algorithm", "seed", "status", "best"], rows),
         Heading("Run it again"),
         Code("\n".join(dict.fromkeys(_command(run) for run in runs))),
     ]
-    return _write(folder, f"{len(runs)} runs", blocks, picture)
+    return _write(folder, described(found), blocks, drawing)
 
 
-def _write(folder: Path, title: str, blocks: Sequence[Block], picture: bytes | None) -> list[Path]:
+def _write(folder: Path, title: str, blocks: Sequence[Block], drawing: str) -> list[Path]:
     data = {
         f"{NAME}.md": to_markdown(title, blocks).encode(),
         f"{NAME}.html": to_html(title, blocks).encode(),
-        **({f"{NAME}.png": picture} if picture else {}),
+        **({f"{NAME}.svg": drawing.encode()} if drawing else {}),
     }
     for name, each in data.items():
         write_atomically(folder / name, each)
     return [folder / name for name in data]
 
 
-def _drawn(curves: Mapping[str, Curve]) -> bytes | None:
-    """The main curves; None without matplotlib or without a curve."""
+def _drawn(title: str, curves: Mapping[str, Curve]) -> str:
+    """The main curves; empty without one."""
     panels = {
-        title: {name: curves[name] for name in names if name in curves}
-        for title, names in PANELS.items()
+        name: {each: curves[each] for each in names if each in curves}
+        for name, names in PANELS.items()
     }
-    panels = {title: lines for title, lines in panels.items() if lines}
-    if not panels or find_spec("matplotlib") is None:
-        return None
-    from rl_lab.analysis.plots import draw_curves
-
-    return draw_curves(panels)
+    panels = {name: lines for name, lines in panels.items() if lines}
+    return to_svg(run_chart(title, panels)) if panels else ""
 
 
-def _pictured(picture: bytes | None) -> list[Block]:
-    if picture is not None:
-        return [Heading("Curves"), Media("curves", f"{NAME}.png", picture)]
-    if find_spec("matplotlib") is None:
-        return [Heading("Curves"), Paragraph(NO_PLOTS)]
-    return []
-
-
-def _drawn_comparison(found: Comparison) -> bytes | None:
-    if find_spec("matplotlib") is None:
-        return None
-    from rl_lab.analysis.plots import draw_comparison
-
-    return draw_comparison(found)
+def _pictured(drawing: str) -> list[Block]:
+    return [Heading("Curves"), Drawing("curves", f"{NAME}.svg", drawing)] if drawing else []
 
 
 def _what(run: Run) -> list[Block]:

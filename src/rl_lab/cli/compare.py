@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rl_lab.analysis.document import Grid
     from rl_lab.records.display import Display
 
-PICTURES = (".png", ".html")
+PICTURES = (".svg", ".html", ".png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def run(request: Request, *, plot: Path | None, as_json: bool) -> int:
     from rl_lab.records.display import load_display
 
     if plot is not None and plot.suffix not in PICTURES:
-        raise UserError(f"--plot {plot}: name a file that ends in .png or .html")
+        raise UserError(f"--plot {plot}: name a file that ends in .svg, .html or .png")
     display = load_display()
     found = request.comparison(display)
     if plot is not None:
@@ -102,16 +102,19 @@ def _scale(text: str) -> tuple[str, tuple[float, float]]:
 
 
 def _draw(found: "Comparison", plot: Path, display: "Display") -> None:
-    from rl_lab.analysis.document import Media, to_html
-    from rl_lab.analysis.export import TITLE, blocks_of, save
-    from rl_lab.analysis.plots import draw_comparison
+    from rl_lab.analysis.document import Drawing, to_html
+    from rl_lab.analysis.export import blocks_of, save
+    from rl_lab.analysis.plots import comparison_chart, described, to_png
+    from rl_lab.records.chart import to_svg
 
-    picture = draw_comparison(found)
+    chart = comparison_chart(found)
     if plot.suffix == ".png":
-        save(picture, plot)
-        return
-    blocks = [Media("learning curves and performance profiles", "curves.png", picture)]
-    save(to_html(TITLE, [*blocks, *blocks_of(found, display)]), plot)
+        save(to_png(chart), plot)
+    elif plot.suffix == ".svg":
+        save(to_svg(chart), plot)
+    else:
+        blocks = [Drawing("curves", "curves.svg", to_svg(chart)), *blocks_of(found, display)]
+        save(to_html(described(found), blocks), plot)
 
 
 def _print(found: "Comparison", display: "Display") -> None:

@@ -45,7 +45,8 @@ def compare(
     at: At = "",
     scale: Scale = None,
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="draw curves and profiles: .png or .html")
+        Path | None,
+        typer.Option(metavar="FILE", help="draw curves and profiles: .svg, .html or .png"),
     ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,

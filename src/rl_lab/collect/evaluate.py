@@ -113,17 +113,23 @@ def evaluate(
                 raise Interrupted
             decision = act(to_tensor(obs, device), memory, deterministic=deterministic)
             step = env.step(action_of(decision, act, wanted))
-            valid = np.ones_like(step.terminated) if step.valid is None else step.valid
-            ended = (step.terminated | step.truncated) & valid
-            total[valid] += step.reward[valid]
-            length[valid] += 1
+            ended = step.terminated | step.truncated
+            if step.valid is None:
+                total += step.reward
+                length += 1
+            else:
+                ended &= step.valid
+                total[step.valid] += step.reward[step.valid]
+                length[step.valid] += 1
             for name, values in step.measures.items():
                 if name in outcomes:
                     outcomes[name] += known(values[done < quota])
                 else:
                     measured[name] = measured.get(name, 0.0) + float(values[done < quota].sum())
-            for index in np.flatnonzero(valid & record):
-                frames[index].append(picked(obs, index))
+            if record:
+                for index in range(env.num_envs):
+                    if step.valid is None or step.valid[index]:
+                        frames[index].append(picked(obs, index))
             for index in np.flatnonzero(ended):
                 if done[index] < quota[index]:
                     returns[index].append(float(total[index]))

@@ -1,6 +1,5 @@
 """What a sweep found: a table, the best settings as a preset, which keys mattered, two pictures."""
 
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from rl_lab.records import svg
 from rl_lab.records.commit import write_atomically
 from rl_lab.tuning.jobs import interval
 from rl_lab.tuning.space import Choice, Dimension, short_names
@@ -16,6 +16,8 @@ from rl_lab.tuning.sweep_file import Sweep
 from rl_lab.tuning.tuner import Suggestion, Tuner, best
 
 Result = tuple[Suggestion, str, float | None]
+AXIS_GAP, AXIS_HEIGHT = 130.0, 260.0  # of parallel coordinates
+BAR, BAR_LENGTH = 28.0, 320.0
 FEW = 8  # different results: with fewer, nothing is said about what mattered
 
 
@@ -115,7 +117,7 @@ def _markdown(sweep: Sweep, facts: Mapping[str, Any], pictures: Sequence[str]) -
         shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
         told = sum(row["value"] is not None for row in facts["trials"])
         lines += ["", f"What sets the better half of {told} trials apart (PED-ANOVA): {shares}."]
-    lines += [f"\n![{name}]({name}.png)" for name in pictures]
+    lines += [f"\n![{name}]({name}.svg)" for name in pictures]
     return "\n".join(lines) + "\n"
 
 
@@ -126,59 +128,85 @@ def _cell(value: Any) -> str:
 def _pictures(
     sweep: Sweep, results: Sequence[Result], importance: Mapping[str, float], folder: Path
 ) -> list[str]:
-    """Parallel coordinates, and the importances; none without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return []
-    drawn = []
+    """Parallel coordinates, and the importances, where there is something to show."""
+    drawn = {}
     if sum(value is not None for _, _, value in results) > 1:
-        width = 1.6 * (len(sweep.space.dimensions) + 1)
-        figure = Figure(figsize=(max(width, 5.0), 4), layout="tight")
-        _parallel(figure.subplots(), sweep, results)
-        drawn.append(_saved(figure, folder, "parallel"))
+        drawn["parallel"] = _parallel(sweep, results)
     if importance:
-        figure = Figure(figsize=(6, 0.4 * len(importance) + 1), layout="tight")
-        axes = figure.subplots()
-        names = short_names(importance)
-        bars = axes.barh([names[key] for key in importance][::-1], list(importance.values())[::-1])
-        axes.bar_label(bars, fmt="{:.0%}", padding=3)
-        room = 1.2 * max(importance.values())  # for the numbers beside the bars
-        axes.set(title="what sets the better half apart", xlim=(0, room), xticks=[])
-        axes.spines[["top", "right", "bottom"]].set_visible(False)
-        drawn.append(_saved(figure, folder, "importance"))
-    return drawn
+        drawn["importance"] = _bars(importance)
+    for name, picture in drawn.items():
+        write_atomically(folder / f"{name}.svg", picture.encode())
+    return list(drawn)
 
 
-def _parallel(axes: Any, sweep: Sweep, results: Sequence[Result]) -> None:
+def _parallel(sweep: Sweep, results: Sequence[Result]) -> str:
     """A line for each trial through its values; the darker, the better. Grey: without a value."""
-    import matplotlib as mpl
-
     dimensions = sweep.space.dimensions
-    names = short_names(dimensions)
+    names = [*short_names(dimensions).values(), sweep.objective.metric]
     told = [value for _, _, value in results if value is not None]
     low, high = min(told), max(told)
+    gap = max(AXIS_GAP, *(svg.width_of(name, bold=True) + 24 for name in names))
+    left, width = gap / 2, gap * len(names)
+    top, bottom = 64.0, 64.0 + AXIS_HEIGHT
+
+    def polyline(places: Sequence[float], color: str, thickness: float) -> str:
+        xs = [left + gap * index for index in range(len(places))]
+        ys = [bottom - (bottom - top) * place for place in places]
+        return svg.element(
+            "polyline",
+            points=svg.points(xs, ys),
+            fill="none",
+            stroke=color,
+            stroke_width=thickness,
+            stroke_linejoin="round",
+        )
+
+    lines: list[str] = []
     for trial, _, value in reversed(ranked(results, sweep.objective.direction)):  # the best on top
         # Beside each other where many share a choice: by its number, so always at the same place.
         aside = 0.03 * ((trial.number * 0.618) % 1 - 0.5)
         places = [_place(dimensions[key], trial.settings[key]) + aside for key in dimensions]
         if value is None:
-            axes.plot(places, color="0.8", linewidth=0.8, zorder=0)
+            lines.insert(0, polyline(places, "#d0d7de", 1.0))
             continue
         height = (value - low) / ((high - low) or 1.0)
         good = height if sweep.objective.direction == "max" else 1 - height
-        colour = mpl.colormaps["viridis_r"](float(good))
-        axes.plot([*places, height], color=colour, linewidth=1 + 1.5 * good, alpha=0.9)
-    axes.set_xticks(range(len(names) + 1), [*names.values(), sweep.objective.metric])
-    axes.tick_params(axis="x", length=0, pad=8)
-    axes.set_yticks([])
-    axes.set_frame_on(False)
+        color = svg.blend(good, "#a5d8ff", "#0b3d91")
+        lines.append(polyline([*places, height], color, 1 + 2 * good))
     ends = [*map(_labels, dimensions.values()), [(0.0, f"{low:,.4g}"), (1.0, f"{high:,.4g}")]]
-    for index, labels in enumerate(ends):
-        axes.axvline(index, color="0.7", linewidth=0.8, zorder=1)
+    axes = []
+    for index, (name, labels) in enumerate(zip(names, ends, strict=True)):
+        x = left + gap * index
+        axes.append(svg.element("line", x1=x, x2=x, y1=top, y2=bottom, stroke=svg.GREY))
+        axes.append(svg.text(x, bottom + 28, name, anchor="middle", bold=True))
         for place, label in labels:
-            box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
-            axes.text(index + 0.04, place, label, fontsize=8, va="center", bbox=box, zorder=9)
+            y = bottom - (bottom - top) * place
+            axes.append(svg.element("line", x1=x - 3, x2=x + 3, y1=y, y2=y, stroke=svg.GREY))
+            axes.append(svg.label(x + 7, y + 4, label, size=11))
+    title = f"Sweep {sweep.name}: {len(told)} trials, the darker the better"
+    head = svg.text(16, 30, title, size=15, bold=True)
+    width = max(width, 32 + svg.width_of(title, 15, bold=True))
+    return svg.document(width, bottom + 48, title, [head, *lines, *axes])
+
+
+def _bars(importance: Mapping[str, float]) -> str:
+    """One bar for each key, the most important one first."""
+    names = short_names(importance)
+    title = "What sets the better half of the trials apart"
+    left = 28 + max(svg.width_of(name) for name in names.values())
+    largest = max(importance.values())
+    parts = [svg.text(16, 30, title, size=15, bold=True)]
+    for index, (key, share) in enumerate(importance.items()):
+        y, length = 48.0 + BAR * index, BAR_LENGTH * share / (largest or 1.0)
+        parts.append(svg.text(left - 8, y + 15, names[key], anchor="end"))
+        parts.append(
+            svg.element(
+                "rect", x=left, y=y + 2, width=length, height=BAR - 8, rx=2, fill=svg.COLORS[0]
+            )
+        )
+        parts.append(svg.text(left + length + 6, y + 15, f"{share:.0%}", fill=svg.GREY))
+    width = max(left + BAR_LENGTH + 60, 32 + svg.width_of(title, 15, bold=True))
+    return svg.document(width, 60 + BAR * len(importance), title, parts)
 
 
 def _labels(dimension: Dimension) -> list[tuple[float, str]]:
@@ -195,10 +223,3 @@ def _place(dimension: Dimension, value: Any) -> float:
     if dimension.log:
         low, high, value = np.log(low), np.log(high), np.log(value)
     return float((value - low) / ((high - low) or 1.0))
-
-
-def _saved(figure: Any, folder: Path, name: str) -> str:
-    data = io.BytesIO()
-    figure.savefig(data, format="png", dpi=120)
-    write_atomically(folder / f"{name}.png", data.getvalue())
-    return name
