@@ -146,6 +146,26 @@ batch_size: 0.25
 max_timesteps: 512
 """
 
+SOLVER_ENVIRONMENT = """\
+env_id: CartPole-v1
+_base: &base
+  n_envs: 4
+  n_steps: 16
+  max_timesteps: 256
+  eval_freq_epochs: 2
+spec:
+  action_space: {discrete: 2}
+ppo:
+  <<: *base
+  policy: mlp
+  policy_lr: lin_0.001
+  batch_size: 0.5
+fast:
+  <<: *base
+  algo_id: reinforce
+  policy_targets: advantages
+"""
+
 PARTS = """\
 from torch import nn
 
@@ -170,6 +190,7 @@ def write_seed_files(folder: Path) -> None:
         "three_phases.yaml": THREE_PHASES,
         "solver.yaml": SOLVER,
         "configs/experiment/CartPole-v1/mine.yaml": SOLVER,
+        "configs/environments/CartPole-v1.yaml": SOLVER_ENVIRONMENT,
         "configs/experiment/your_algorithm_env.yaml": YOUR_ALGORITHM_ENV,
         "configs/workflow/your_algorithm.yaml": (
             "_target_: src.workflows.your_algorithm.YourWorkflow\n"
