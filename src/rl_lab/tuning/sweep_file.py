@@ -19,7 +19,6 @@ from typing import Any, Literal
 import yaml
 
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.orchestration.legacy import RENAMED
 from rl_lab.orchestration.presets import search_folders
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
@@ -136,8 +135,7 @@ def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None
     constraints = tuple(words.pop("constraints", None) or ())
     first = words.pop("first", None) or []
     first = [first] if isinstance(first, Mapping) else first
-    tried = {RENAMED.get(key, key): each for key, each in (words.pop("sweep", None) or {}).items()}
-    space = parse_space(tried, constraints, first)
+    space = parse_space(words.pop("sweep", None) or {}, constraints, first)
     listed = all(isinstance(each, Choice) or each.grid for each in space.dimensions.values())
     words.setdefault("method", "grid" if listed and words.get("trials") is None else "tpe")
     seeds = words.get("seeds", 1)
