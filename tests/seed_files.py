@@ -146,6 +146,56 @@ batch_size: 0.25
 max_timesteps: 512
 """
 
+SOLVER_ENVIRONMENT = """\
+env_id: CartPole-v1
+_base: &base
+  n_envs: 4
+  n_steps: 16
+  max_timesteps: 256
+  eval_freq_epochs: 2
+spec:
+  action_space: {discrete: 2}
+ppo:
+  <<: *base
+  policy: mlp
+  policy_lr: lin_0.001
+  batch_size: 0.5
+fast:
+  <<: *base
+  algo_id: reinforce
+  policy_targets: advantages
+"""
+
+SOLVER_KEYS = """\
+env_id: CarRacing-v3
+algo_id: ppo
+project_id: cars
+n_envs: 4
+subproc: true
+n_steps: 32
+batch_size: 0.25
+max_timesteps: 4096
+grayscale_obs: true
+resize_obs: true
+frame_stack: 4
+policy: cnn
+policy_kwargs: {}
+policy_lr: 3e-4
+policy_lr_schedule: linear
+policy_lr_schedule_start_value: 3e-4
+policy_lr_schedule_end_value: 1e-5
+policy_lr_schedule_start: 0.1
+policy_lr_schedule_end: 0.9
+clip_range: 0.2
+clip_range_vf: 0.2
+normalize_advantages: true
+optimizer: adamw
+eval_freq_epochs: 15
+eval_warmup_epochs: 50
+eval_episodes: 10
+spec: {action_space: {box: 3}}
+"""
+
 PARTS = """\
 from torch import nn
 
@@ -169,7 +219,11 @@ def write_seed_files(folder: Path) -> None:
         "my_algorithm.yaml": MY_ALGORITHM,
         "three_phases.yaml": THREE_PHASES,
         "solver.yaml": SOLVER,
+        "solver_keys.yaml": SOLVER_KEYS,
+        "objects.yaml": "env_id: ALE/Pong-v5\nobs_type: objects\n",
+        "policies.yaml": "env_id: CartPole-v1\npolicy: mlp\npolicy_kwargs: {ortho_init: true}\n",
         "configs/experiment/CartPole-v1/mine.yaml": SOLVER,
+        "configs/environments/CartPole-v1.yaml": SOLVER_ENVIRONMENT,
         "configs/experiment/your_algorithm_env.yaml": YOUR_ALGORITHM_ENV,
         "configs/workflow/your_algorithm.yaml": (
             "_target_: src.workflows.your_algorithm.YourWorkflow\n"

@@ -249,7 +249,8 @@ def test_the_command_prints_tables(lab, capsys):
     assert " ".join(lines[1].split()) == columns
     assert lines[2].split()[:3] == ["CartPole-v1", "ppo", "3"]
     assert "train/loss" in lines and "pairs" in lines
-    assert "With 3 common seeds no p-value can be below 0.25." in text
+    assert "With 3 common seeds no p-value can be below 0.25." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
     assert "left out, as it has no train/loss" in errors
 
 
@@ -316,3 +317,22 @@ def test_without_matplotlib_a_png_is_one_clear_line(lab, tmp_path, capsys, monke
     assert "pip install 'rl-lab[plots]'" in capsys.readouterr().err
     assert not (tmp_path / "x.png").exists()
     assert main([*words[:-1], str(tmp_path / "x.svg")]) == 0 and (tmp_path / "x.svg").exists()
+
+
+def test_what_does_not_fit_a_hundred_columns_follows_below():
+    from rl_lab.cli.compare import WIDTH, fitted
+
+    rows = [{"task": "CartPole-v1", "method": "A", **{f"at {n}0000": "123.4" for n in range(20)}}]
+    lines = fitted(rows, list(rows[0]), keys=2).splitlines()
+    assert max(map(len, lines)) <= WIDTH and sum("123.4" in line for line in lines) > 1
+    assert sum(line.count("123.4") for line in lines) == 20
+
+
+def test_methods_with_long_names_have_letters(tmp_path, capsys):
+    runs = [made_run(tmp_path, [1.0, 2.0], algorithm=name * 30) for name in "xy"]
+    assert main(["compare", *(str(run.directory.path) for run in runs)]) == 0
+    output = capsys.readouterr()
+    lines = [*output.out.splitlines(), *output.err.splitlines()]
+    assert max(map(len, lines)) <= 100 and lines[0] == "methods"
+    assert lines[1].startswith("A  ") and "x" * 30 in lines[1]
+    assert [line.split()[1] for line in lines if line.startswith("CartPole-v1 ")] == ["A", "B"]

@@ -61,7 +61,7 @@ def place(tmp_path, monkeypatch):
         ("evaluate nope --episodes 0", "--episodes"),
         ("evaluate nope --episodes many", "--episodes"),
         ("play nope", "there are no runs in runs"),
-        ("play nope --video film.avi", "'film.avi' is no film"),
+        ("play nope --video film.avi", "'film.avi' is not a video"),
         ("show nope", "there are no runs in runs"),
         ("config CartPole-v1:ppo --diff nope", "there are no runs in runs"),
         ("algorithms pppo", "did you mean 'ppo'?"),

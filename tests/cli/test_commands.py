@@ -215,7 +215,11 @@ def test_show_tells_a_run(call, run):
     assert facts["config"]["algorithm"]["name"] == "ppo"
     assert facts["metrics"]["step"] == 1024
     text = call("show")
-    assert "bit for bit (E0)" in text and "test (best)" in text and "train/policy_loss" in text
+    assert (
+        "bit for bit (environment: state saved)" in text
+        and "test (best)" in text
+        and "train/policy_loss" in text
+    )
 
 
 def test_envs_name_their_presets(call):
@@ -230,7 +234,7 @@ def test_algorithms_and_their_options(call):
     rows = {row["path"]: row for row in call("algorithms", "ppo", "--json")}
     assert rows["algorithm.gamma"]["default"] == 0.99
     assert all(row["help"] for row in rows.values())
-    assert "Collect a rollout" in call("algorithms")
+    assert "Proximal policy optimization" in call("algorithms")
 
 
 def test_check_env(call):

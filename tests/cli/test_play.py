@@ -97,11 +97,11 @@ def test_every_frame_of_every_episode_is_in_the_film(call, root, tmp_path):
 def test_without_a_screen_it_is_filmed_into_the_run(call, root):
     text = call("PointGoal", "--episodes", "2", "--max-steps", "3")
     first, second, mean, film = text.splitlines()
-    assert first == "episode 1: return -3, 3 steps, cut" and second.startswith("episode 2: ")
+    assert first == "episode 1: return -3, 3 steps, truncated" and second.startswith("episode 2: ")
     assert mean.startswith("return -3 (2 episodes) · run ") and mean.endswith(" at step 512")
     run = next(root.glob("PointGoal*"))
     file = run / "videos" / f"play-{512:012d}.mp4"
-    assert film == f"film: {file}" and len(read_mp4(file, 256, 256)) == 8
+    assert film == f"video: {file}" and len(read_mp4(file, 256, 256)) == 8
     assert [each.name for each in file.parent.iterdir()] == [file.name]
 
 
@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_the_film_so_far(call, tmp_path, monkeypatch):
 def test_a_film_that_fails_leaves_nothing(call, root, tmp_path, monkeypatch):
     monkeypatch.setattr("rl_lab.envs.point_goal.PointGoalEnv.render", lambda self: None)
     said = call("PointGoal", "--video", "new/a.gif", code=2)
-    assert "cannot be filmed: its render() gives a NoneType" in said
+    assert "cannot be recorded: its render() gives a NoneType" in said
     assert list(tmp_path.rglob("*")) == []
 
 

@@ -233,7 +233,7 @@ def test_tensorboard_forgets_the_lost_future(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = tiny_run(tmp_path, BAD, ROLLBACK, "logging.tensorboard=true").run
-    events = EventAccumulator(str(run.path / "tensorboard"))
+    events = EventAccumulator(str(run.path / "tensorboard" / "seed_0"))
     events.Reload()
     steps = [event.step for event in events.Scalars("train/loss")]
     assert steps == list(range(64, 1025, 64))

@@ -87,7 +87,7 @@ BAD = {
     ),
     "logging.wandb.enabled": (1, "logging.wandb.enabled: must be true or false, got 1"),
     # names
-    "algorithm.name": ("pppo", "algorithm.name: unknown workflow 'pppo' (did you mean 'ppo'?)"),
+    "algorithm.name": ("pppo", "algorithm.name: unknown algorithm 'pppo' (did you mean 'ppo'?)"),
     "network.memory": (
         "lstmm",
         "network.memory.type: unknown memory 'lstmm' (did you mean 'lstm'?)",

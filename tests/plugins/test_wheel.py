@@ -144,7 +144,7 @@ def test_plug_ins_are_listed_and_checked(installed, capsys):
         return capsys.readouterr().out
 
     assert "tiny/Line-v0" in call("envs", "line")
-    assert re.search(r"tiny_gradient +Make rewarded actions likelier\.", call("algorithms"))
+    assert re.search(r"tiny_gradient +both +Make rewarded actions likelier\.", call("algorithms"))
     assert "algorithm.learning_rate" in call("algorithms", "tiny_gradient")
     assert "bit for bit" in call("check", "algorithm", "tiny_gradient")
     shown = call("check", "install")

@@ -213,6 +213,38 @@ def test_every_way_to_name_a_run(tmp_path, monkeypatch):
     assert found("../runs/" + old.path.name) == (old.path.name, None)
 
 
+def test_the_best_run_is_one_of_the_environment_last_trained(tmp_path):
+    pole = make_run(tmp_path, "a-20260101-000000-abc123", best=500.0, environment="CartPole-v1")
+    make_run(tmp_path, "b-20260102-000000-abd123", best=-900.0, environment="Pendulum-v1")
+    good = make_run(tmp_path, "c-20260103-000000-abe123", best=-150.0, environment="Pendulum-v1")
+    make_run(tmp_path, "d-20260104-000000-abf123", environment="Pendulum-v1")
+    assert find_run("@best", tmp_path) == (good, None)
+    assert find_run("@best:CartPole-v1", tmp_path) == (pole, None)
+    assert find_run("@best:CartPole-v1:best", tmp_path) == (pole, "best")
+    assert find_run("@best:CartPole-v1:300", tmp_path) == (pole, 300)
+    assert find_run("@best:last", tmp_path) == (good, "last")
+    with pytest.raises(UserError, match=r"of Foo-v1 .*@best:CartPole-v1, @best:Pendulum-v1"):
+        find_run("@best:Foo-v1", tmp_path)
+    new = make_run(tmp_path, "e-20260105-000000-abf124")  # of an earlier version, without a score
+    new.config_file.write_text(
+        "experiment:\n  id: no\nenvironment:\n  num_envs: 8\n  id: 'ALE/Pong-v5'\n"
+    )
+    with pytest.raises(UserError, match="of ALE/Pong-v5"):
+        find_run("@best", tmp_path)
+
+
+def test_the_path_of_a_checkpoint_is_a_run_and_a_step(tmp_path):
+    run = make_run(tmp_path, "a-20260101-000000-abc123")
+    folder = run.checkpoints / "step_000000001024"
+    folder.mkdir(parents=True)
+    for path in (folder, f"{folder}/"):
+        assert find_run(str(path), tmp_path) == (RunDirectory(Path(path).parent.parent), 1024)
+    with pytest.raises(UserError, match="there is no such checkpoint"):
+        find_run(str(run.checkpoints / "step_000000000007"), tmp_path)
+    with pytest.raises(UserError):
+        find_run("elsewhere/checkpoints/step_000000001024", tmp_path)
+
+
 def test_runs_of_one_second_are_ordered_by_when_they_began(tmp_path):
     first = make_run(tmp_path, "b-20260101-000000-ffffff")
     second = make_run(tmp_path, "a-20260101-000000-000000")

@@ -145,3 +145,19 @@ def test_files_that_are_none(tmp_path: Path):
     (tmp_path / "broken.yaml").write_text("a: [1")
     with pytest.raises(UserError, match="is not YAML"):
         read_sweep(tmp_path / "broken.yaml")
+
+
+def test_the_sweep_file_of_a_clone_with_the_keys_of_before(monkeypatch, capsys):
+    from pathlib import Path
+
+    from rl_lab.cli.main import main
+    from rl_lab.tuning.driver import configuration
+
+    monkeypatch.chdir(Path(__file__).parents[2])
+    sweep = read_sweep(Path("configs/sweeps/ppo_sweep.yaml"))
+    point = next(iter(sweep.space.points()))
+    assert configuration(sweep, point).tree["algorithm"]["learning_rate"] == 1e-4
+    assert main(["sweep", "--config", "configs/sweeps/ppo_sweep.yaml", "--dry-run"]) == 0
+    assert "27 trials x 1 seeds = 27 runs, 4 at a time" in capsys.readouterr().out
+    assert main(["sweep"]) == 2
+    assert "name one sweep file" in capsys.readouterr().err

@@ -28,10 +28,10 @@ from rl_lab.records.source import code_change, read_provenance
 
 SHORT = 20_000  # environment steps that are run again as a whole
 RESUMED_E3 = (
-    "its environment cannot be saved (E3), and it was resumed: nothing is promised from there on"
+    "its environment cannot be saved, and it was resumed: nothing is promised from there on"
 )
 NEVER_RESUMED_E3 = (
-    "its environment cannot be saved (E3): what is inside of it was not compared, and after a "
+    "its environment cannot be saved: what is inside of it was not compared, and after a "
     "resume it would not be the same run"
 )
 
@@ -133,7 +133,7 @@ def _origin(record: _Record, which: Which, root: Path) -> Origin | None:
     if which is not None:
         if record.summary.get("snapshot_level") == "E3":
             raise UserError(
-                "the environment of this run cannot be saved (E3), so nothing can be repeated from "
+                "the environment of this run cannot be saved, so nothing can be repeated from "
                 "a checkpoint: verify it from the first step"
             )
         return find_origin(record.run, which)

@@ -21,21 +21,24 @@ def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
         rows = []
         for each in registry.names("workflow"):
             try:
-                line = _summary(registry.get("workflow", each))
+                found = registry.get("workflow", each)
             except UserError as error:  # a broken plug-in: the others are still worth a list
                 warn(f"warning: {error}")
                 continue
-            rows.append({"name": each, "description": line})
+            actions = getattr(found, "actions", "both")
+            rows.append({"name": each, "actions": actions, "description": _summary(found)})
         if as_json:
             say_json(rows)
         else:
-            say(table(rows, ["name", "description"]))
+            say(table(rows, ["name", "actions", "description"]))
         return 0
     chosen = registry.get("workflow", name)
     config = catalog.config_class(chosen)
     options = describe(config, "algorithm.") if config else []
     if not as_json:
-        say(f"{name}: {_summary(chosen)}\n")
+        actions = getattr(chosen, "actions", "both")
+        kinds = "discrete and continuous" if actions == "both" else actions
+        say(f"{name}: {_summary(chosen)} For {kinds} actions.\n")
     if options or as_json:
         print_options(options, as_json)
     else:

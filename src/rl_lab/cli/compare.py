@@ -1,11 +1,14 @@
 """`rl-lab compare`: groups of runs against each other, and what makes that doubtful."""
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, Any
 
 from rl_lab.cli.printing import cell, say, say_json, table, warn
+from rl_lab.core.counts import read_count
 from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from rl_lab.analysis.document import Grid
     from rl_lab.records.display import Display
 
+WIDTH = 100  # columns of a terminal that every line fits
+LONGEST_NAME = 24  # of a method; longer ones have letters
 PICTURES = (".svg", ".html", ".png")
 
 
@@ -69,7 +74,9 @@ def run(request: Request, *, plot: Path | None, as_json: bool) -> int:
     if plot is not None:
         say(f"\nplot: {plot}")
     for line in found.warnings:
-        warn(f"warning: {line}")
+        for method, letter in _names(found).items():
+            line = line.replace(f" {method}:", f" {letter}:")
+        warn(_wrapped(f"warning: {line}"))
     return 0
 
 
@@ -79,13 +86,10 @@ def listed(text: str) -> list[str]:
 
 
 def _step(text: str) -> int:
-    try:
-        step = float(text)
-    except ValueError:
-        step = -1.0
-    if step < 0 or step != step // 1:
-        raise UserError(f"--at {text}: must be a number of environment steps, such as 5e4")
-    return int(step)
+    step = read_count(text)
+    if step is None or step < 0:
+        raise UserError(f"--at {text}: must be a number of environment steps, such as 50k or 5e4")
+    return step
 
 
 def _scale(text: str) -> tuple[str, tuple[float, float]]:
@@ -118,23 +122,54 @@ def _draw(found: "Comparison", plot: Path, display: "Display") -> None:
 
 
 def _print(found: "Comparison", display: "Display") -> None:
+    """The tables; where they would be too wide, methods have letters that are explained first."""
     from rl_lab.analysis.export import aggregate_grid, pair_grid, pairs_note, scale_note
 
+    names = _names(found)
+    if names:
+        say("methods")
+        for method, letter in names.items():
+            say(_wrapped(f"{letter}  {method}"))
+        say()
     for each in found.tables:
-        say(f"{each.metric}\n{_metric_table(each, display)}\n")
-    say(f"methods\n{scale_note(found)}\n{_grid(aggregate_grid(found))}")
+        say(f"{each.metric}\n{_metric_table(each, display, names)}\n")
+    say("over all tasks" if names else "methods")
+    say(f"{_wrapped(scale_note(found))}\n{_grid(aggregate_grid(found), names)}")
     if found.pairs:
-        say(f"\npairs\n{pairs_note(found)}\n{_grid(pair_grid(found))}")
+        note = _wrapped(pairs_note(found))
+        say(f"\npairs\n{note}\n{_grid(pair_grid(found), names)}")
 
 
-def _metric_table(each: "Table", display: "Display") -> str:
+def _wrapped(text: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, subsequent_indent="   ", break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _names(found: "Comparison") -> dict[str, str]:
+    """A letter for each method if their own names would make lines too wide, otherwise none."""
+    methods: dict[str, None] = {}
+    for each in found.tables:
+        methods |= dict.fromkeys(one.method for one in each.cells)
+        methods |= dict.fromkeys(group.method for group in each.missing)
+    if max(map(len, methods), default=0) <= LONGEST_NAME:
+        return {}
+    letters = [
+        *ascii_uppercase,
+        *(f"{one}{two}" for one in ascii_uppercase for two in range(1, 100)),
+    ]
+    return dict(zip(methods, letters, strict=False))
+
+
+def _metric_table(each: "Table", display: "Display", names: Mapping[str, str]) -> str:
     from rl_lab.analysis.export import with_interval
     from rl_lab.records.formatting import format_duration
 
     style = display[each.metric]
     rows = []
     for one in each.cells:
-        row: dict[str, Any] = {"task": one.task, "method": one.method, "runs": len(one.runs)}
+        method = names.get(one.method, one.method)
+        row: dict[str, Any] = {"task": one.task, "method": method, "runs": len(one.runs)}
         row["final"] = with_interval(one.final, one.final_interval, style)
         row["IQM"] = with_interval(one.iqm, one.iqm_interval, style)
         row |= {"best": _text(one.best, style), "test": _text(one.test, style)}
@@ -142,18 +177,31 @@ def _metric_table(each: "Table", display: "Display") -> str:
         row["wall time"] = "-" if one.wall_time is None else format_duration(one.wall_time)
         rows.append(row)
     for group in each.missing:  # a dash for every number
-        rows.append({"task": group.task, "method": group.method, "runs": len(group.runs)})
+        method = names.get(group.method, group.method)
+        rows.append({"task": group.task, "method": method, "runs": len(group.runs)})
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns = [name for name in columns if any(row.get(name) not in (None, "-") for row in rows)]
-    return table(rows, columns)
+    return fitted(rows, columns, keys=2)
+
+
+def fitted(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], keys: int) -> str:
+    """A table of at most `WIDTH` columns; what does not fit follows below, its keys repeated."""
+    parts: list[list[str]] = [list(columns[:keys])]
+    for name in columns[keys:]:
+        wider = table(rows, [*parts[-1], name])
+        if len(parts[-1]) > keys and max(map(len, wider.splitlines())) > WIDTH:
+            parts.append(list(columns[:keys]))
+        parts[-1].append(name)
+    return "\n\n".join(table(rows, part) for part in parts)
 
 
 def _text(value: float | None, style: Any) -> str:
     return "-" if value is None else style.text(value)
 
 
-def _grid(grid: "Grid") -> str:
+def _grid(grid: "Grid", names: Mapping[str, str]) -> str:
     rows: list[Mapping[str, Any]] = [
-        dict(zip(grid.columns, map(cell, row), strict=True)) for row in grid.rows
+        dict(zip(grid.columns, (names.get(str(each)) or cell(each) for each in row), strict=True))
+        for row in grid.rows
     ]
-    return table(rows, grid.columns)
+    return fitted(rows, grid.columns, keys=2 if "second" in grid.columns else 1)

@@ -9,7 +9,7 @@ from rl_lab.core.errors import UserError
 
 def run(text: str, *, config_dirs: Sequence[Path], as_json: bool) -> int:
     """Print the ids that contain a text."""
-    from rl_lab.envs.make import list_environments
+    from rl_lab.envs.make import families, list_environments, needed_extra
     from rl_lab.orchestration.presets import list_presets, split_spec
 
     presets: dict[str, list[str]] = {}
@@ -21,10 +21,24 @@ def run(text: str, *, config_dirs: Sequence[Path], as_json: bool) -> int:
     ids += [id for id in presets if id not in ids and text.lower() in id.lower()]
     if not ids:
         raise UserError(f"no environment has '{text}' in its id: `rl-lab envs` lists all")
-    found = [{"id": id, "presets": presets.get(id, [])} for id in sorted(ids)]
+    found = [
+        {"id": id, "presets": presets.get(id, []), "extra": needed_extra(id)} for id in sorted(ids)
+    ]
     if as_json:
         say_json(found)
         return 0
-    rows = [{"id": row["id"], "presets": ", ".join(row["presets"])} for row in found]
-    say(table(rows, ["id", "presets"]))
+    rows = [
+        {
+            "id": row["id"],
+            "needs": f"rl-lab[{row['extra']}]" if row["extra"] else "",
+            "presets": ", ".join(presets.get(str(row["id"]), [])),
+        }
+        for row in found
+    ]
+    say(table(rows, ["id", "needs", "presets"]))
+    if not text:
+        say("\nneeds: pip install 'rl-lab[NAME]' brings what those environments are made of")
+        for start, package, installed in families():
+            where = f"rl-lab envs {start}" if installed else f"pip install '{package}'"
+            say(f"more: {start} environments ({where})")
     return 0

@@ -22,7 +22,7 @@ def run(
 
     def tell(number: int, episode: Any) -> None:
         if not as_json:
-            end = "ended" if episode.terminated else "cut"
+            end = "ended" if episode.terminated else "truncated"
             say(f"episode {number}: return {cell(episode.total)}, {episode.length:,} steps, {end}")
 
     result = api.play(
@@ -44,7 +44,7 @@ def run(
         mean = cell(result.return_mean)
         say(f"return {mean} ({count} {plural}) · run {result.run} at step {result.step:,}")
         if result.video is not None:
-            say(f"film: {result.video}")
+            say(f"video: {result.video}")
     if result.exit_code:
         warn("interrupted")
     return result.exit_code

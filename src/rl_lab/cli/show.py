@@ -14,6 +14,11 @@ FROM_SUMMARY = (
     *("test", "wall_time", "resumes", "snapshot_level", "resume_exact", "error"),
     *("parameters", "efficiency", "parent", "cleaned"),
 )
+SAVED_AS = {  # how a checkpoint holds the environments, by its snapshot level
+    "E0": "state saved",
+    "E1": "actions replayed",
+    "E3": "new episodes",
+}
 
 
 def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
@@ -30,6 +35,7 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
     if facts["best"] is not None:
         best = f"{facts['best']:,.1f} at step {facts['best_step']:,}"
     exact = "bit for bit" if facts["resume_exact"] else "inexact"
+    how = SAVED_AS.get(facts["snapshot_level"] or "", "unknown")
     keys = ("id", "name", "path", "status", "error", "algorithm", "environment", "seed", "device")
     lines = {key: facts[key] for key in keys if facts[key] is not None}
     lines["seed"] = str(facts["seed"])
@@ -40,7 +46,7 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
         "updates": facts["updates"],
         "episodes": facts["episodes"],
         "wall_time": f"{facts['wall_time'] or 0:,.1f} s",
-        "resume": f"{exact} ({facts['snapshot_level']}), {facts['resumes'] or 0} so far",
+        "resume": f"{exact} (environment: {how}), resumed {facts['resumes'] or 0} times",
         "parameters": counted(facts["parameters"]),
         "best": best,
         **tests,

@@ -15,8 +15,11 @@ SHOWN = 20  # trials of a dry run, or of the table at the end
 @app.command(context_settings=SETTINGS)
 def sweep(
     file: Annotated[
-        Path, typer.Argument(metavar="SWEEP", help="a file, or the name of a shipped one")
-    ],
+        Path | None, typer.Argument(metavar="SWEEP", help="a file, or the name of a shipped one")
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", metavar="SWEEP", help="the same as SWEEP")
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(metavar="SPEC", help="the experiment, if the file does not name it"),
@@ -45,7 +48,9 @@ def sweep(
 
     if engine != "local":
         raise UserError(f"--engine {engine}: only local is there for now")
-    asked = read_sweep(file, base)
+    if (file is None) == (config_file is None):
+        raise UserError("name one sweep file, such as configs/sweeps/ppo_sweep.yaml")
+    asked = read_sweep(file or config_file or Path(), base)
     if number is not None:
         asked = replace(asked, parallel_jobs=number)
     if trials is not None:

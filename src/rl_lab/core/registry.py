@@ -12,6 +12,7 @@ from rl_lab.core.errors import UserError, did_you_mean
 T = TypeVar("T")
 ENTRY_POINT_GROUP = "rl_lab"
 ALIASES = {"algorithm": "workflow", "network": "encoder", "environment": "env"}  # users' words
+WORDS = {"workflow": "algorithm", "env": "environment"}  # what users call a kind
 _log = logging.getLogger(__name__)
 
 
@@ -55,9 +56,8 @@ def register(kind: str, name: str) -> Callable[[T], T]:
 
     def decorate(item: T) -> T:
         if _taken(kind, name, item):
-            raise UserError(
-                f"{kind} '{name}' is already registered by {_path(_entries[kind][name])}"
-            )
+            owner = _path(_entries[kind][name])
+            raise UserError(f"{WORDS.get(kind, kind)} '{name}' is already registered by {owner}")
         _entries.setdefault(kind, {})[name] = item
         return item
 
@@ -70,7 +70,9 @@ def get(kind: str, name: str) -> Any:
     if name not in known:
         plugin = _found().get((kind, name))
         if plugin is None:
-            raise UserError(f"unknown {kind} '{name}'{did_you_mean(name, names(kind))}")
+            raise UserError(
+                f"unknown {WORDS.get(kind, kind)} '{name}'{did_you_mean(name, names(kind))}"
+            )
         known[name] = plugin.load()
     elif isinstance(known[name], str):
         known[name] = locate(known[name])

@@ -209,16 +209,45 @@ def single_spaces(config: EnvironmentConfig) -> tuple[Space[Any], Space[Any]]:
 
 
 def list_environments(text: str = "") -> list[str]:
-    """Registered ids that contain the text, whatever the case.
+    """Registered ids that contain the text, whatever its case and punctuation, or nearly do.
 
-    Packages with hundreds of ids are asked only if the text names them, as in `ALE/`.
+    A search loads every installed family; without a text, those with hundreds of ids stay out.
     """
     _announce_plugins()
-    for start in _PACKAGES:
-        if start.lower() in text.lower():
-            _import_package(start)
-    found = [id for id, each in gym.registry.items() if not _is_retired(each)]
-    return sorted(id for id in found if text.lower() in id.lower())
+    for start in _PACKAGES if text else ():
+        _import_package(start)
+    ids = sorted(id for id, each in gym.registry.items() if not _is_retired(each))
+    wanted = _letters(text)
+    found = [id for id in ids if wanted in _letters(id)]
+    if found or not wanted:
+        return found
+    stems = {_letters(_stem(id)): _stem(id) for id in ids}
+    close = {stems[each] for each in get_close_matches(wanted, stems, n=3, cutoff=0.75)}
+    return [id for id in ids if _stem(id) in close]
+
+
+def families() -> list[tuple[str, str, bool]]:
+    """Ids that only a search lists: how they begin, what installs them, and if that is done."""
+    return [
+        (start, package.strip("'"), importlib.util.find_spec(module) is not None)
+        for start, (module, package) in _PACKAGES.items()
+    ]
+
+
+def needed_extra(id: str) -> str | None:
+    """The extra of ours that an environment needs, such as `mujoco`; None if it needs none."""
+    registered = gym.registry.get(id)
+    origin = defined_in(registered) if registered else ""
+    return next((_EXTRAS[each] for each in _EXTRAS if origin.startswith(each)), None)
+
+
+def _letters(text: str) -> str:
+    return "".join(each for each in text.lower() if each.isalnum())
+
+
+def _stem(id: str) -> str:
+    """`Pong` of ALE/Pong-v5."""
+    return id.rpartition("/")[2].rpartition("-v")[0] or id
 
 
 def find(id: str) -> Registered:
@@ -389,8 +418,7 @@ def defined_in(registered: Registered) -> str:
 def _explained(config: EnvironmentConfig, registered: Registered, error: Exception) -> Exception:
     """A `UserError` for what a user can change; any other error as it is."""
     if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
-        origin = defined_in(registered)
-        extra = next((_EXTRAS[each] for each in _EXTRAS if origin.startswith(each)), None)
+        extra = needed_extra(registered.id)
         if extra is not None:
             advice = f"pip install 'rl-lab[{extra}]'"
             return UserError(f"environment '{config.id}' needs a package: run `{advice}`")

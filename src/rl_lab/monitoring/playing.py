@@ -127,7 +127,7 @@ def picture_of(rendered: Any, id: str) -> Array:
     """What `render` returned as [H, W, 3] bytes; grey becomes colour, transparency goes."""
     picture = np.asarray(rendered)
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
-        raise UserError(f"'{id}' cannot be filmed: its render() gives {_described(rendered)}")
+        raise UserError(f"'{id}' cannot be recorded: its render() gives {_described(rendered)}")
     if picture.ndim == 2:
         picture = picture[..., None]
     return np.repeat(picture, 3, 2) if picture.shape[2] == 1 else picture[..., :3]

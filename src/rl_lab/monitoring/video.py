@@ -40,16 +40,16 @@ def film_suffix() -> str:
     for suffix in SUFFIXES:
         if _is_installed(suffix):
             return suffix
-    raise UserError("no films without Pillow: pip install 'rl-lab[plots]'")
+    raise UserError("no videos without Pillow: pip install 'rl-lab[plots]'")
 
 
 def check_film(file: Path) -> None:
     """Refuse a film that could not be written, before anything is made for it."""
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"'{file}' is no film: its name must end in .mp4 or .gif")
+        raise UserError(f"'{file}' is not a video: its name must end in .mp4 or .gif")
     if file.is_dir():
-        raise UserError(f"'{file}' is a folder: name a file for the film")
+        raise UserError(f"'{file}' is a folder: name a file for the video")
     if not _is_installed(suffix):
         needed = {
             ".mp4": "imageio-ffmpeg: pip install 'rl-lab[video]', or write a .gif",
@@ -81,7 +81,7 @@ def filming(file: Path, fps: float = USUAL_FPS) -> Iterator[Callable[[Array], No
                 make_directory(file.parent)
                 encoder, first = _encoder(draft, fps), frame.shape
             if frame.shape != first:
-                raise UserError(f"a film has frames of one size, not {first} and {frame.shape}")
+                raise UserError(f"a video has frames of one size, not {first} and {frame.shape}")
             encoder.add(frame)
 
     try:

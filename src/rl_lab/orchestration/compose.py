@@ -42,6 +42,7 @@ from rl_lab.orchestration.presets import (
     find_preset,
     named_preset,
     search_folders,
+    variant_of,
     without_preset,
 )
 
@@ -80,8 +81,12 @@ def compose(
     if named:
         config_file = named_preset(str(named[0].value()), folders)
     elif spec is not None:
-        config_file = find_preset(spec, folders)
-    if config_file is not None:
+        config_file = find_preset(spec, folders)  # or a block of an environment's file, below
+    if spec is not None and (found := variant_of(spec, folders)) is not None:
+        config_file = found[0]
+        block, origins = found[1]
+        config = OmegaConf.create(block)
+    elif config_file is not None:
         groups = [each for each in changes if _is_group(each, [config_file.parent, *folders])]
         config, origins = _compose_file(config_file, folders, groups)
         changes = [each for each in changes if each not in groups]

@@ -1,5 +1,6 @@
 """Version 0: the keys of the earlier projects, renamed by a table when such a file is loaded."""
 
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
@@ -33,6 +34,17 @@ RENAMED = {
     "vf_coef": "algorithm.value_coefficient",
     "max_grad_norm": "algorithm.max_grad_norm",
     "target_kl": "algorithm.target_kl",
+    "policy_targets": "algorithm.policy_targets",
+    "returns_type": "algorithm.returns_type",
+    "clip_range_vf": "algorithm.value_clip",
+    "optimizer": "algorithm.optimizer.name",
+    "hidden_dims": "network.encoder.hidden_dims",
+    "activation": "network.encoder.activation",
+    "obs_type": "environment.kwargs.obs_type",
+    "max_episode_steps": "environment.max_episode_steps",
+    "eval_episodes": "evaluation.episodes",
+    "eval_deterministic": "evaluation.deterministic",
+    "project_id": "logging.wandb.project",
     "workflow": "algorithm",
     "controllers": "components",
     "environment.name": "environment.id",
@@ -76,6 +88,11 @@ RENAMED = {
 }
 ROLLOUT_BUFFERS = ("trajectory", "rollout", "on_policy")
 DEFAULT_NUM_ENVS = 8
+DEFAULT_ROLLOUT = 128
+ENCODERS = {"mlp": "mlp", "cnn": "nature"}  # by how a `policy` begins: mlp, MlpPolicy, cnn_...
+IN_POLICY = {"hidden_dims": "hidden_dims", "net_arch": "hidden_dims", "activation": "activation"}
+_SCHEDULE = re.compile(r"(\w+)_schedule(?:_start_value|_end_value|_start|_end)?")
+DROPPED = "dropped"
 SHOWN = 4  # renames named in the note
 
 
@@ -98,7 +115,8 @@ def upgrade(
     move = _Move(deepcopy(dict(tree)), dict(origins))
     for old, new in RENAMED.items():
         move.rename(old, new)
-    for special in (_device, _normalisation, _wrapper, _buffer, _network):
+    flat = (_images, _vectors, _policy, _optimizer, _schedules, _evaluation, _spaces)
+    for special in (*flat, _device, _normalisation, _wrapper, _buffer, _network):
         special(move)
     if move.problems:
         raise ConfigError(move.problems)
@@ -174,6 +192,154 @@ class _Move:
         self.put(new, value)
         self.done.append((old, new))
 
+    def take(self, path: str, becomes: str) -> Any:
+        """Remove an old key that is spread over others or means nothing today; its value."""
+        origin = origin_of(path, self.origins)
+        forget(path, self.origins)
+        if becomes != DROPPED:
+            self.origins[becomes] = origin
+        self.done.append((path, becomes))
+        return self.drop(path)
+
+    def refuse(self, path: str, message: str) -> None:
+        """One problem of an old key."""
+        self.problems.append(f"{path}: {message} — {origin_of(path, self.origins)}")
+
+    @property
+    def num_envs(self) -> int:
+        """Environments, as far as the file says."""
+        found = _whole(self.get("environment.num_envs"))
+        return DEFAULT_NUM_ENVS if found is None else found
+
+    @property
+    def rollout_rows(self) -> int:
+        """Environment steps of one epoch of that solver: a rollout of all environments."""
+        steps = _whole(self.get("algorithm.rollout_steps"))
+        return (DEFAULT_ROLLOUT if steps is None else steps) * self.num_envs
+
+
+def _images(move: _Move) -> None:
+    """`grayscale_obs`, `resize_obs` and `frame_stack` are wrappers, in this order."""
+    wrappers: list[dict[str, Any]] = []
+    if move.has("grayscale_obs") and move.take("grayscale_obs", "environment.wrappers"):
+        wrappers.append({"id": "Grayscale"})
+    if move.has("resize_obs") and (size := move.take("resize_obs", "environment.wrappers")):
+        wrappers.append({"id": "Resize", "size": 84 if size is True else size})
+    if move.has("frame_stack"):
+        frames = move.take("frame_stack", "environment.wrappers")
+        if frames and _whole(frames) != 1:
+            wrappers.append({"id": "FrameStack", "frames": frames})
+    if wrappers:
+        before = move.get("environment.wrappers") or []
+        move.put("environment.wrappers", [*before, *wrappers])
+    if move.get("environment.kwargs.obs_type") == "objects":
+        move.refuse(
+            "environment.kwargs.obs_type", "'objects' (OCAtari) is not there yet: rgb or ram"
+        )
+
+
+def _vectors(move: _Move) -> None:
+    """`subproc`: worker processes, or a loop in this one."""
+    if move.has("subproc"):
+        subproc = move.take("subproc", "environment.vectorization")
+        if subproc is not None:
+            move.put("environment.vectorization", "process" if subproc else "sync")
+
+
+def _policy(move: _Move) -> None:
+    """`policy: mlp` with its `policy_kwargs` is an encoder with its options."""
+    if move.has("policy"):
+        name = str(move.get("policy"))
+        found = [each for start, each in ENCODERS.items() if name.lower().startswith(start)]
+        if not found:
+            move.refuse("policy", f"'{name}' is not there: mlp or cnn, or network.encoder.type")
+            return
+        move.take("policy", "network.encoder.type")
+        move.put("network.encoder.type", found[0])
+    if isinstance(move.get("policy_kwargs"), dict):
+        for key in list(move.get("policy_kwargs")):
+            path = f"policy_kwargs.{key}"
+            if key not in IN_POLICY:
+                move.refuse(
+                    path, "not there yet: hidden_dims, activation, or network.* (options.md)"
+                )
+                return
+            move.rename(path, f"network.encoder.{IN_POLICY[key]}")
+    if move.has("policy_kwargs") and not move.get("policy_kwargs"):
+        move.take("policy_kwargs", DROPPED)
+
+
+def _optimizer(move: _Move) -> None:
+    """`AdamW` is adamw; advantages were normalized per minibatch, or not."""
+    if isinstance(name := move.get("algorithm.optimizer.name"), str):
+        move.put("algorithm.optimizer.name", name.lower())
+    path = "normalize_advantages"
+    if move.has(path):
+        value = move.take(path, f"algorithm.{path}")
+        kept = {True: "batch", False: "off"}.get(value, value) if isinstance(value, bool) else value
+        move.put(f"algorithm.{path}", kept)
+
+
+def _schedules(move: _Move) -> None:
+    """`policy_lr_schedule: linear` and its four numbers are one value: a schedule."""
+    names = [match[1] for key in list(move.tree) if (match := _SCHEDULE.fullmatch(key))]
+    for name in dict.fromkeys(names):
+        given = {
+            end: move.take(path, f"{RENAMED.get(name, name)}")
+            for end in ("", "_start_value", "_end_value", "_start", "_end")
+            if move.has(path := f"{name}_schedule{end}")
+        }
+        target = RENAMED.get(name)
+        if target is None:
+            move.refuse(f"{name}_schedule", f"there is no '{name}' that could have a schedule")
+        elif given.get("") not in (None, False, "constant"):
+            base = str(move.get(target)).removeprefix("lin_")
+            vector_steps = {
+                end: _points(given.get(end), move.num_envs) for end in ("_start", "_end")
+            }
+            schedule = {"start": given.get("_start_value"), "end": given.get("_end_value")}
+            schedule |= {"from": vector_steps["_start"], "to": vector_steps["_end"]}
+            schedule["start"] = base if schedule["start"] is None else schedule["start"]
+            known = {key: value for key, value in schedule.items() if value is not None}
+            known["shape"] = given[""]
+            move.put(target, known)
+            origin = origin_of(target, move.origins)
+            move.origins |= {f"{target}.{key}": origin for key in known}
+
+
+def _points(value: Any, num_envs: int) -> Any:
+    """A share of the run stays one; vector steps become environment steps."""
+    number = _number(value)
+    return value if number is None or number <= 1 else number * num_envs
+
+
+def _evaluation(move: _Move) -> None:
+    """Epochs of that solver are rollouts. The warm-up includes its last epoch."""
+    if move.has("eval_freq_epochs"):
+        epochs = _whole(move.take("eval_freq_epochs", "evaluation.every_steps")) or 0
+        move.put("evaluation.every_steps", epochs * move.rollout_rows)
+    if move.has("eval_warmup_epochs"):
+        epochs = _whole(move.take("eval_warmup_epochs", "evaluation.warmup_steps")) or 0
+        move.put("evaluation.warmup_steps", epochs * move.rollout_rows + 1 if epochs > 0 else 0)
+
+
+def _spaces(move: _Move) -> None:
+    """`spec` described spaces and rewards, which the environment itself says."""
+    if move.has("spec"):
+        move.take("spec", DROPPED)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return None if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _whole(value: Any) -> int | None:
+    number = _number(value)
+    return None if number is None else int(number)
+
 
 def _device(move: _Move) -> None:
     """`cuda` in those files meant the author's machine; `auto` takes a GPU where there is one."""
@@ -195,7 +361,7 @@ def _wrapper(move: _Move) -> None:
     ):
         move.drop("environment.wrapper")
         forget("environment.wrapper", move.origins)
-        move.done.append(("environment.wrapper", "dropped"))
+        move.done.append(("environment.wrapper", DROPPED))
 
 
 def _buffer(move: _Move) -> None:

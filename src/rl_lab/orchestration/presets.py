@@ -8,9 +8,16 @@ from typing import Any, get_args, get_type_hints
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.orchestration import catalog
-from rl_lab.orchestration.documents import PACKAGE_CONFIGS
+from rl_lab.orchestration.documents import COMMAND_LINE, PACKAGE_CONFIGS, Origins, shown
+from rl_lab.orchestration.variants import (
+    find_variant,
+    list_variants,
+    read_variant,
+    variant_files,
+)
 
 PRESETS = "experiment"  # the folder of presets in a config folder
+SOLVER_CONFIGS = "config"  # the folder of configs of a solver whose files are read too
 DEFAULT_ALGORITHM = "ppo"
 
 
@@ -31,6 +38,8 @@ def list_presets(config_dirs: Sequence[Path] = ()) -> list[str]:
             name = file.relative_to(folder / PRESETS).with_suffix("").as_posix()
             environment, slash, variant = name.rpartition("/")
             found[f"{environment}:{variant}" if slash else name] = None
+        for environment, file in variant_files([folder]):
+            found |= dict.fromkeys(f"{environment}:{each}" for each in list_variants(file))
     return sorted(found)
 
 
@@ -46,6 +55,32 @@ def find_preset(spec: str, folders: Sequence[Path]) -> Path | None:
     """The file of `env:variant`, or of a plain name such as `ppo_cartpole`, if there is one."""
     environment, variant = split_spec(spec)
     return _preset_file(f"{environment}/{variant}" if variant else spec, folders)
+
+
+def variant_of(
+    spec: str, folders: Sequence[Path]
+) -> tuple[Path, tuple[dict[str, Any], Origins]] | None:
+    """The block of `env:variant` in a file of yours for its environment; your presets go before it.
+
+    A block that names no algorithm is of the one that it is called after.
+    """
+    environment, variant = split_spec(spec)
+    own = [each for each in folders if each != PACKAGE_CONFIGS]
+    if variant is None or find_preset(spec, own) is not None:
+        return None
+    file = find_variant(environment, variant, [*own, Path(SOLVER_CONFIGS)])
+    if file is None:
+        return None
+    tree, origins = read_variant(file, environment, variant)
+    if "algo_id" not in tree and "name" not in (tree.get("algorithm") or {}):
+        algorithm, _ = _split_variant(variant)
+        if algorithm is None:
+            raise UserError(
+                f"{shown(file)}: the block '{variant}' names no algorithm: algo_id: ppo"
+            )
+        tree["algorithm"] = {**(tree.get("algorithm") or {}), "name": algorithm}
+        origins["algorithm.name"] = COMMAND_LINE
+    return file, (tree, origins)
 
 
 def named_preset(name: str, folders: Sequence[Path]) -> Path:

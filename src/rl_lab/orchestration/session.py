@@ -163,6 +163,8 @@ def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
         check_identity(orchestrator, manifest, written)
         orchestrator.load(state)
         store.rewind(orchestrator.counters.env_steps)
+        step, total = orchestrator.counters.env_steps, orchestrator.config.training.total_timesteps
+        orchestrator.sinks.say(f"resumed from step {step:,} of {total:,}")
     orchestrator.progress.resumes += 1
 
 
@@ -223,7 +225,8 @@ def drive(
     with orchestrator.streams.borrowed("sinks/"):
         sinks.attach(directory.log_file, view(config, directory, start))
         if config.logging.tensorboard:
-            sinks.add(lambda: TensorBoardSink(directory.path / "tensorboard", purge_step=start))
+            events = directory.path / "tensorboard" / f"seed_{config.experiment.seed}"
+            sinks.add(lambda: TensorBoardSink(events, purge_step=start))
         if config.logging.wandb.enabled:
             before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
         if config.logging.report:
@@ -379,6 +382,7 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
     progress, level = orchestrator.progress, orchestrator.environment.snapshot_level
     return {
         "id": directory.id,
+        "environment": orchestrator.config.environment.id,
         "seed": orchestrator.config.experiment.seed,
         "env_steps": orchestrator.counters.env_steps,
         "total_timesteps": orchestrator.config.training.total_timesteps,

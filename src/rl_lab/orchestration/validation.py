@@ -31,6 +31,7 @@ from rl_lab.orchestration.values import (
 
 T = TypeVar("T")
 TARGET = "_target_"
+COMBINED = ("algorithm", "buffers", "environment", "network")  # an algorithm's `check` sees these
 TARGETED = ("components",)  # blocks that may name classes at any depth
 
 
@@ -107,14 +108,25 @@ class Checker:
         self.origins = origins
         self.trusted = trusted
         self.problems: list[str] = []
+        self.combining = False  # what is checked are values together, not each by itself
 
     def report(self, path: str, message: str, *, origin: Origin | None = None) -> None:
         """Note one problem: `path: message — origin`."""
         origin = origin or origin_of(re.sub(r"\[(\d+)\]", r".\1", path), self.origins)
         subject = re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", path) + ": " if path else ""
-        line = f"{subject}{message} — {origin}"
+        typed = self.typed(path) if origin.file is not None else []
+        also = f"{COMMAND_LINE} ({', '.join(typed)}) and " if typed else ""
+        line = f"{subject}{message} — {also}{origin}"
         if line not in self.problems:
             self.problems.append(line)
+
+    def typed(self, path: str) -> list[str]:
+        """What was typed and does not go together with a line of a file."""
+        paths = [each for each, origin in self.origins.items() if origin == COMMAND_LINE]
+        if self.combining:
+            return [each for each in paths if each.partition(".")[0] in COMBINED]
+        block = path.rpartition(".")[0]
+        return [each for each in paths if each in (f"{block}.name", f"{block}.type")]
 
     def finish(self) -> None:
         """Raise if anything was wrong."""
@@ -379,7 +391,10 @@ class Checker:
         """A name that is written must be known."""
         known = registry.names(kind)
         if isinstance(name, str) and name not in known:
-            self.report(path, f"unknown {kind} '{name}'{did_you_mean(name, known)}")
+            self.report(
+                path,
+                f"unknown {registry.WORDS.get(kind, kind)} '{name}'{did_you_mean(name, known)}",
+            )
 
     def cross_checks(self, tree: Mapping[str, Any], config: RunConfig) -> None:
         """What no single field can know; the algorithm's own `check` comes last."""
@@ -403,6 +418,7 @@ class Checker:
         )
         if own_check is not None:
             names = [each.name for each in fields(config.algorithm)]
+            self.combining = True
             for message in own_check(config):
                 self.refused(message, "algorithm", names)
 

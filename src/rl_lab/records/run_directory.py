@@ -19,6 +19,9 @@ from rl_lab.records.metrics import plain
 Which = str | int | None  # "best", "last", a step, or nothing was said
 
 _FOLDER = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6})-(?P<id>[0-9a-f]{6})")
+_CHECKPOINT = re.compile(r"step_(?P<step>\d{1,15})")
+_ENVIRONMENT = re.compile(r"^environment:\n(?:  .*\n)*?  id: (?P<id>\S+)", re.MULTILINE)
+MOST_READ = 65_536  # characters of a config.yaml in which its environment is looked for
 _held: set[int] = set()  # descriptors of the locks this process holds
 
 
@@ -163,8 +166,20 @@ def find_run(reference: str, root: Path) -> tuple[RunDirectory, Which]:
     """The run that is meant, and which of its checkpoints if the reference ends in `:…`."""
     if _is_run(Path(reference)):
         return RunDirectory(Path(reference)), None
+    if (found := _of_checkpoint(Path(reference))) is not None:
+        return found
     name, which = _split(reference)
     return _find(name, root), which
+
+
+def _of_checkpoint(path: Path) -> tuple[RunDirectory, Which] | None:
+    """The run and the step of a path such as `RUN/checkpoints/step_000000050000/`."""
+    step = _CHECKPOINT.fullmatch(path.name)
+    if step is None or path.parent.name != "checkpoints" or not _is_run(path.parent.parent):
+        return None
+    if not _exists(path):
+        raise UserError(f"{path}: there is no such checkpoint")
+    return RunDirectory(path.parent.parent), int(step["step"])
 
 
 def list_runs(root: Path) -> list[RunDirectory]:
@@ -181,6 +196,8 @@ def _split(reference: str) -> tuple[str, Which]:
         return reference, None
     if tail.isdecimal():
         return name, int(tail)
+    if reference.startswith("@best:") and tail not in ("best", "last"):
+        return reference, None  # the best run of an environment
     if tail not in ("best", "last"):
         hint = did_you_mean(tail, ["best", "last"])
         raise UserError(f"'{reference}': ':{tail}' is not a checkpoint or a step{hint}")
@@ -193,8 +210,10 @@ def _find(name: str, root: Path) -> RunDirectory:
         return RunDirectory(path)
     # A name is only ever compared with the folders there are, never joined to the root.
     runs = list_runs(root)
-    if name in ("@last", "@best"):
-        return _last(runs, root) if name == "@last" else _best(runs, root)
+    if name == "@last":
+        return _last(runs, root)
+    if name == "@best" or name.startswith("@best:"):
+        return _best(runs, root, name.removeprefix("@best").removeprefix(":"))
     if not name.startswith("@") and "/" not in name and name:
         exact = [run for run in runs if name in (run.id, run.path.name)]
         found = exact or [run for run in runs if _begins(run, name)]
@@ -206,7 +225,7 @@ def _find(name: str, root: Path) -> RunDirectory:
             raise UserError(f"'{name}' could be {len(found)} runs, write more of it: {shown}{more}")
     if name and _exists(path):
         raise UserError(f"{name} is not a run: it has no config.yaml")
-    known = {"@last", "@best"} if name.startswith("@") else _known_names(runs)
+    known = {"@last", "@best", "@best:ENV"} if name.startswith("@") else _known_names(runs)
     where = f"there are no runs in {root}" if not runs else f"no run '{name[:80]}' in {root}"
     raise UserError(f"{where}{did_you_mean(name, known)}")
 
@@ -227,11 +246,34 @@ def _last(runs: list[RunDirectory], root: Path) -> RunDirectory:
     return runs[-1]
 
 
-def _best(runs: list[RunDirectory], root: Path) -> RunDirectory:
+def _best(runs: list[RunDirectory], root: Path, environment: str = "") -> RunDirectory:
+    """The best run of an environment; of the one last trained if none is named."""
+    wanted = environment or next(filter(None, map(_environment, reversed(runs))), "")
     scored = [(score, run) for run in runs if (score := _score(run)) is not None]
-    if not scored:
-        raise UserError(f"@best: no run in {root} has a best score yet")
-    return max(scored, key=lambda pair: pair[0])[1]
+    for _, run in sorted(scored, key=lambda pair: pair[0], reverse=True):
+        if _environment(run) == wanted:
+            return run
+    here = f"of {wanted} in {root}" if wanted else f"in {root}"
+    others = sorted({_environment(run) for _, run in scored})
+    hint = f"; others have: @best:{', @best:'.join(others[:8])}" if others else ""
+    raise UserError(f"@best: no run {here} has a best score yet{hint}")
+
+
+def _environment(run: RunDirectory) -> str:
+    """Which environment a run is trained on; empty if that cannot be read."""
+    try:
+        if known := run.read_summary().get("environment"):
+            return str(known)
+    except (UserError, OSError, TypeError, ValueError):
+        pass  # one broken summary must not hide the other runs
+    try:  # a run of an earlier version: as text, nothing of it is constructed
+        if not run.config_file.is_file():
+            return ""
+        with run.config_file.open(encoding="utf-8") as file:
+            found = _ENVIRONMENT.search(file.read(MOST_READ))
+    except (OSError, ValueError):
+        return ""
+    return found["id"].strip("'\"") if found else ""
 
 
 def _score(run: RunDirectory) -> float | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.orchestration.compose import Composed, compose
+from rl_lab.orchestration.legacy import RENAMED
 from rl_lab.orchestration.validation import validate
 from rl_lab.orchestration.values import as_override
 from rl_lab.records.commit import make_directory, write_atomically
@@ -258,8 +259,9 @@ def configuration(sweep: Sweep, settings: Mapping[str, Any]) -> Composed:
 
 
 def words(sweep: Sweep, settings: Mapping[str, Any]) -> list[str]:
-    """The overrides of a trial."""
-    return [as_override(key, value) for key, value in {**sweep.fixed, **settings}.items()]
+    """The overrides of a trial, under the keys of today."""
+    tried = {**sweep.fixed, **settings}
+    return [as_override(RENAMED.get(key, key), value) for key, value in tried.items()]
 
 
 def own_words(sweep: Sweep) -> list[str]:

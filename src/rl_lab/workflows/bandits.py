@@ -194,6 +194,8 @@ def posterior_unknown_noise(
 class BanditAgent(Workflow):
     """An agent for each environment. `values` is what a deterministic agent maximises."""
 
+    actions: ClassVar[str] = "discrete"
+
     learned: ClassVar[tuple[str, ...]] = ("values", "counts")
     config: Any
     first_value: float = 0.0
@@ -280,7 +282,7 @@ class BanditAgent(Workflow):
 
 
 class EpsilonGreedy(BanditAgent):
-    """Mostly the arm that has paid best, sometimes any (section 2.2)."""
+    """Epsilon-greedy bandit: the best arm so far, sometimes a random one (section 2.2)."""
 
     Config: ClassVar[type | None] = EpsilonGreedyConfig
     config: EpsilonGreedyConfig
@@ -306,7 +308,7 @@ class EpsilonGreedy(BanditAgent):
 
 
 class UCB(BanditAgent):
-    """The arm with the highest upper confidence bound (section 2.7)."""
+    """UCB bandit: the arm with the highest upper confidence bound (section 2.7)."""
 
     Config: ClassVar[type | None] = UCBConfig
     config: UCBConfig
@@ -322,7 +324,7 @@ class UCB(BanditAgent):
 
 
 class GradientBandit(BanditAgent):
-    """Climbs the expected reward by preferences, which `values` are (section 2.8)."""
+    """Gradient bandit: softmax over learned preferences, which `values` are (section 2.8)."""
 
     Config: ClassVar[type | None] = GradientBanditConfig
     learned: ClassVar[tuple[str, ...]] = ("values", "counts", "average_reward")
@@ -354,7 +356,7 @@ class GradientBandit(BanditAgent):
 
 
 class Thompson(BanditAgent):
-    """Posterior sampling (Thompson 1933; Russo et al. 2018, arXiv:1707.02038)."""
+    """Thompson sampling bandit: posterior sampling (Russo et al. 2018, arXiv:1707.02038)."""
 
     Config: ClassVar[type | None] = ThompsonConfig
     learned: ClassVar[tuple[str, ...]] = ("values", "counts", "averages", "squares")

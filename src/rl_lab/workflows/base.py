@@ -34,6 +34,7 @@ class Workflow(ABC):
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # component role -> methods called
     defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used where the user says nothing
     learns_from: ClassVar[LearnsFrom] = "rollouts"  # the kind of buffer that updates need
+    actions: ClassVar[str] = "both"  # that it can take: discrete, continuous or both
     learned: ClassVar[tuple[str, ...]] = ()  # arrays that a warm start takes, as it does networks
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden

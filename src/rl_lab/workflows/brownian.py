@@ -38,7 +38,9 @@ class BrownianConfig:
 
 
 class BrownianWorkflow(Workflow):
-    """A random walk that begins again, anywhere in the range, with every episode."""
+    """Brownian-motion exploration: a bounded random walk over actions; learns nothing."""
+
+    actions: ClassVar[str] = "continuous"
 
     Config: ClassVar[type | None] = BrownianConfig
     config: BrownianConfig

@@ -228,7 +228,9 @@ def voted_entropy(votes: Tensor, epsilon: float, legal: Tensor) -> Tensor:
 
 
 class DQN(ReplayWorkflow):
-    """Act epsilon-greedily, learn from the buffer, and let the target network follow."""
+    """Deep Q-network: off-policy, value-based; double, dueling, C51, QR and noisy variants."""
+
+    actions: ClassVar[str] = "discrete"
 
     Config: ClassVar[type | None] = DQNConfig
     defaults: ClassVar[Mapping[str, Any]] = {

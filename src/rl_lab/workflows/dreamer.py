@@ -232,7 +232,7 @@ def dynamics_loss(
 
 
 class Dreamer(WorldWorkflow):
-    """Dreamer by its config; `dreamer_v1`, `dreamer_v2`, `dreamer_v3` differ in nothing else."""
+    """Dreamer v3: model-based actor-critic that learns in imagination; discrete latents, symlog."""
 
     Config: ClassVar[type | None] = DreamerV3Config
     phases: ClassVar[list[dict[str, Any]]] = [{"name": "train", "hooks": ["collect", "update"]}]
@@ -471,7 +471,7 @@ class Dreamer(WorldWorkflow):
 
 
 class DreamerV2(Dreamer):
-    """Dreamer with the settings of v2."""
+    """Dreamer v2: model-based actor-critic that learns in imagination; discrete latents."""
 
     Config: ClassVar[type | None] = DreamerV2Config
     phases: ClassVar[list[dict[str, Any]]] = [
@@ -481,7 +481,7 @@ class DreamerV2(Dreamer):
 
 
 class DreamerV1(DreamerV2):
-    """Dreamer with the settings of v1."""
+    """Dreamer v1: model-based actor-critic that learns in imagination; Gaussian latents."""
 
     Config: ClassVar[type | None] = DreamerV1Config
 

@@ -203,7 +203,7 @@ def reward_sums(
 
 
 class PlaNet(WorldWorkflow):
-    """Believe, plan, act; and learn the model from sequences."""
+    """PlaNet: model-based; plans with CEM in a learned latent dynamics model (RSSM)."""
 
     Config: ClassVar[type | None] = PlaNetConfig
     config: PlaNetConfig

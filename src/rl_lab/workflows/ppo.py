@@ -100,10 +100,11 @@ class PPOConfig:
             return [f"batch_size {self.batch_size} is not within the rollout's {rows} rows"]
         count = self.minibatch_count(rows)
         if rows % count or (rows // length) % count:
-            return [
-                f"a rollout of {self.rollout_steps} steps x {run.environment.num_envs} envs has "
-                f"{rows // length} sequences of {length}: not divisible into {count} minibatches"
-            ]
+            rollout = f"{self.rollout_steps} steps x {run.environment.num_envs} environments"
+            parts = (
+                f"{rows} rows" if length == 1 else f"{rows // length} sequences of {length} rows"
+            )
+            return [f"a rollout of {rollout} has {parts}: not divisible into {count} minibatches"]
         if self.batch_size is not None and rows != count * self.batch_rows(rows):
             return [f"batch_size {self.batch_size} does not divide the rollout's {rows} rows"]
         return []
@@ -216,7 +217,7 @@ def ppo_loss(
 
 
 class PPO(ActorCriticWorkflow):
-    """Collect a rollout, then several epochs of minibatch updates on it."""
+    """Proximal policy optimization: on-policy actor-critic with a clipped objective and GAE."""
 
     Config: ClassVar[type | None] = PPOConfig
     config: PPOConfig

@@ -205,7 +205,9 @@ def r2d2_loss(
 
 
 class R2D2(EarningWorkflow):
-    """Act epsilon-greedily with a memory, learn from sequences, and let the target follow."""
+    """R2D2: recurrent DQN; off-policy, prioritized replay of sequences with burn-in."""
+
+    actions: ClassVar[str] = "discrete"
 
     Config: ClassVar[type | None] = R2D2Config
     learns_from: ClassVar[LearnsFrom] = "sequences"

@@ -23,7 +23,7 @@ class RandomConfig:
 
 
 class RandomWorkflow(Workflow):
-    """Acts at random and learns nothing."""
+    """Random policy: a baseline that learns nothing."""
 
     Config: ClassVar[type | None] = RandomConfig
 

@@ -169,7 +169,7 @@ def baseline_loss(model: ActorCritic, rows: Batch) -> tuple[Tensor, dict[str, Te
 
 
 class Reinforce(ActorCriticWorkflow):
-    """Wait for enough whole episodes, then one gradient step on all of them."""
+    """REINFORCE: on-policy Monte Carlo policy gradient, with or without a baseline."""
 
     Config: ClassVar[type | None] = ReinforceConfig
     config: ReinforceConfig

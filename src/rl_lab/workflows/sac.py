@@ -267,7 +267,7 @@ def entropy_goal(config: SACConfig, action: Space, obs: Any = None) -> float | T
 
 
 class SAC(ReplayWorkflow):
-    """Critics learn what the policy is worth, the policy climbs them, α keeps it random."""
+    """Soft actor-critic: off-policy, maximum entropy; with REDQ and DroQ variants."""
 
     Config: ClassVar[type | None] = SACConfig
     unit_actions: ClassVar[bool] = True

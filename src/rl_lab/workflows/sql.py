@@ -191,7 +191,9 @@ class Joint(nn.Module):
 
 
 class SQL(ReplayWorkflow):
-    """A soft Q function, and a sampler that follows it."""
+    """Soft Q-learning: off-policy, maximum entropy, with a learned sampler (SVGD)."""
+
+    actions: ClassVar[str] = "continuous"
 
     Config: ClassVar[type | None] = SQLConfig
     unit_actions: ClassVar[bool] = True

@@ -148,6 +148,8 @@ def _product(sizes: tuple[int, ...]) -> int:
 class Tabular(Workflow):
     """A table of action values, acted on epsilon-greedily."""
 
+    actions: ClassVar[str] = "discrete"
+
     learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
     config: Any
 
@@ -224,7 +226,7 @@ class Tabular(Workflow):
 
 
 class QLearning(Tabular):
-    """Off-policy: learns the values of the greedy policy."""
+    """Tabular Q-learning: off-policy TD control; learns the values of the greedy policy."""
 
     Config: ClassVar[type | None] = QLearningConfig
     config: QLearningConfig
@@ -260,7 +262,7 @@ class QLearning(Tabular):
 
 
 class Sarsa(Tabular):
-    """On-policy: learns the values of the policy that acts, exploration included.
+    """Tabular SARSA: on-policy TD control; learns the values of the policy that acts.
 
     A transition waits until the action after it is known, also beyond the end of a rollout.
     """

@@ -190,7 +190,7 @@ class WorldModelsConfig(EarningConfig):
 
 
 class WorldModels(EarningWorkflow):
-    """Phases decide which of V, M and C learns, and from what."""
+    """World Models: model-based; VAE and MDN-RNN, with a controller searched by CMA-ES."""
 
     Config: ClassVar[type | None] = WorldModelsConfig
     learns_from: ClassVar[LearnsFrom] = "sequences"
