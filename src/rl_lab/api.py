@@ -66,9 +66,18 @@ def train(
     return session.train(config, root=runs_root(runs_dir), view=view)
 
 
-def resume(reference: str, *, runs_dir: Folder | None = None, view: View = no_view) -> Outcome:
-    """Continue a run, bit for bit, from its newest good checkpoint or from `RUN:STEP`."""
-    return session.resume(reference, root=runs_root(runs_dir), view=view)
+def resume(
+    reference: str,
+    *,
+    runs_dir: Folder | None = None,
+    view: View = no_view,
+    trust: bool = False,
+) -> Outcome:
+    """Continue a run, bit for bit, from its newest good checkpoint or from `RUN:STEP`.
+
+    Here and below: with `trust`, code that a run of somebody else names is imported.
+    """
+    return session.resume(reference, root=runs_root(runs_dir), view=view, trust=trust)
 
 
 def fork(
@@ -79,6 +88,7 @@ def fork(
     runs_dir: Folder | None = None,
     overrides: Sequence[str] = (),
     view: View = no_view,
+    trust: bool = False,
     **settings: Any,
 ) -> Outcome:
     """A new run that goes on from `RUN` or `RUN:STEP` with changed options, as `train --fork`.
@@ -86,7 +96,7 @@ def fork(
     `fork("@last:50000", **{"algorithm.learning_rate": 1e-4})`. That run itself stays as it is.
     """
     words = _words(overrides, seed, total_timesteps, settings)
-    return fork_run(reference, words, root=runs_root(runs_dir), view=view)
+    return fork_run(reference, words, root=runs_root(runs_dir), view=view, trust=trust)
 
 
 def verify(
@@ -95,13 +105,14 @@ def verify(
     steps: int | None = None,
     start: int | None = None,
     runs_dir: Folder | None = None,
+    trust: bool = False,
 ) -> Verdict:
     """Run it again beside and compare every row and checkpoint, as `rl-lab verify`.
 
     From the first step, or from the checkpoint at `start`; `steps` of it, if not all. The result is
     `identical`, or has the first `difference` and known `reasons`.
     """
-    return verify_run(reference, runs_root(runs_dir), steps=steps, start=start)
+    return verify_run(reference, runs_root(runs_dir), steps=steps, start=start, trust=trust)
 
 
 def python_warning(message: str) -> None:
@@ -116,12 +127,12 @@ def evaluate(
     sample: bool = False,
     seed: int | None = None,
     runs_dir: Folder | None = None,
+    trust: bool = False,
     warn: Callable[[str], None] = python_warning,
 ) -> tuple[Evaluation, policy.LoadedPolicy]:
     """Play a trained policy on seeds of its own, and say which one it was."""
-    loaded = policy.load(
-        reference, runs_root(runs_dir), seed=seed, deterministic=not sample, warn=warn
-    )
+    root, fixed = runs_root(runs_dir), not sample
+    loaded = policy.load(reference, root, seed=seed, deterministic=fixed, trust=trust, warn=warn)
     try:
         return loaded.evaluate(EVALUATE, episodes), loaded
     finally:
@@ -137,6 +148,7 @@ def play(
     max_steps: int | None = None,
     video: Folder | None = None,
     runs_dir: Folder | None = None,
+    trust: bool = False,
     tell: Callable[[int, Played], None] = lambda number, episode: None,
     warn: Callable[[str], None] = python_warning,
 ) -> Playback:
@@ -150,9 +162,8 @@ def play(
         raise UserError("play: episodes and max_steps must be at least 1")
     file = None if video is None else Path(video)
     check_show(file)
-    loaded = policy.load(
-        reference, runs_root(runs_dir), seed=seed, deterministic=not sample, warn=warn
-    )
+    root, fixed = runs_root(runs_dir), not sample
+    loaded = policy.load(reference, root, seed=seed, deterministic=fixed, trust=trust, warn=warn)
     try:
         player = Policy.of(loaded)
         with loaded.context.rng.borrowed(f"{EVALUATE}/"):
@@ -223,12 +234,15 @@ def runs_root(runs_dir: Folder | None = None) -> Path:
 
 
 def load_policy(
-    reference: str = "@best", *, runs_dir: Folder | None = None, device: str | None = None
+    reference: str = "@best",
+    *,
+    runs_dir: Folder | None = None,
+    device: str | None = None,
+    trust: bool = False,
 ) -> "Policy":
     """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`, ready to act."""
-    return Policy.of(
-        policy.load(reference, runs_root(runs_dir), device=device, warn=python_warning)
-    )
+    root = runs_root(runs_dir)
+    return Policy.of(policy.load(reference, root, device=device, trust=trust, warn=python_warning))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from rl_lab.cli import bench, compare_commands, run_commands, sweep
-from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir
+from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir, Trust
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
@@ -108,6 +108,7 @@ def train(
     ] = None,
     package: Annotated[str | None, typer.Option("--package", hidden=True)] = None,  # with --cfg
     config_id: Annotated[str | None, typer.Option("--config_id", hidden=True)] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -128,6 +129,7 @@ def train(
         total_timesteps=total_timesteps,
         debug=debug,
         track=track,
+        trust=trust,
         runs_dir=runs_dir,
     )
     if show_config is not None:
@@ -152,6 +154,7 @@ def config(
     write: Annotated[
         bool, typer.Option("--write", help="with `migrate FILE`: put the result in its place")
     ] = False,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -170,6 +173,7 @@ def config(
         plugins=plugins or [],
         seed=seed,
         total_timesteps=total_timesteps,
+        trust=trust,
         runs_dir=runs_dir,
     )
     return config.run(request, diff_with=diff, options=options, as_json=as_json)
@@ -181,6 +185,7 @@ def evaluate(
     episodes: Annotated[int, typer.Option(min=1, help="episodes to play")] = 100,
     sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -188,7 +193,13 @@ def evaluate(
     from rl_lab.cli import evaluate
 
     return evaluate.run(
-        run, episodes=episodes, sample=sample, seed=seed, runs_dir=runs_dir, as_json=as_json
+        run,
+        episodes=episodes,
+        sample=sample,
+        seed=seed,
+        trust=trust,
+        runs_dir=runs_dir,
+        as_json=as_json,
     )
 
 
@@ -204,6 +215,7 @@ def play(
     video: Annotated[
         Path | None, typer.Option(metavar="FILE.mp4|.gif", help="film it, and open no window")
     ] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -220,6 +232,7 @@ def play(
         seed=seed,
         max_steps=max_steps,
         video=video,
+        trust=trust,
         runs_dir=runs_dir,
         as_json=as_json,
     )
@@ -267,13 +280,16 @@ def verify(
         int | None,
         typer.Option("--from", min=1, metavar="STEP", help="begin with this checkpoint"),
     ] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
     """Run it again beside, and name the first difference: 0 none, 1 one, 2 cannot be checked."""
     from rl_lab.cli import verify
 
-    return verify.run(run, steps=steps, start=start, runs_dir=runs_dir, as_json=as_json)
+    return verify.run(
+        run, steps=steps, start=start, trust=trust, runs_dir=runs_dir, as_json=as_json
+    )
 
 
 @app.command(name="replay-crash", context_settings=SETTINGS)
@@ -281,13 +297,14 @@ def replay_crash(
     dump: Annotated[
         str, typer.Argument(help="a folder RUN/crash/step_…, or a run: its newest dump")
     ],
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
     """Do again what met a NaN: exit code 1 if it fails again, 0 if not."""
     from rl_lab.cli import replay_crash
 
-    return replay_crash.run(dump, runs_dir=runs_dir, as_json=as_json)
+    return replay_crash.run(dump, trust=trust, runs_dir=runs_dir, as_json=as_json)
 
 
 @check_app.command(name="env", context_settings=SETTINGS)

@@ -31,6 +31,7 @@ class Request:
     total_timesteps: str | None = None
     debug: bool = False
     track: bool = False
+    trust: bool = False
     runs_dir: Path = field(default_factory=lambda: Path("runs"))
 
     @property
@@ -94,12 +95,20 @@ def run(request: Request, *, quiet: bool, as_json: bool) -> int:
     if not silent:
         load_display()  # a mistake in ./configs/metrics.yaml is told before anything starts
     if reference := _resumed(request):
-        outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
+        outcome = session.resume(
+            reference,
+            root=request.runs_dir,
+            view=view,
+            debug=request.debug,
+            trust=request.trust,
+        )
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
     request.words = [*request.words, *agent_words(os.environ)]
     if request.fork is not None:
         outcomes = _forks(request, view, silent)
         return _finish(request, outcomes, quiet=quiet, as_json=as_json)
+    if request.trust:
+        raise UserError("--trust is for --resume and --fork: what you name yourself is trusted")
     prepared = [request.configure(seed) for seed in request.seeds]  # all of them, before any runs
     for note in [] if silent else prepared[0][1].notes:
         say(note)
@@ -144,6 +153,7 @@ def _forks(request: Request, view: Any, silent: bool) -> list[Any]:
                 command=list(sys.argv),
                 view=view,
                 debug=request.debug,
+                trust=request.trust,
             )
         )
         if outcomes[-1].exit_code:

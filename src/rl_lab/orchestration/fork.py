@@ -15,6 +15,7 @@ from rl_lab.orchestration.memory import explaining_memory
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.session import (
     EXACT,
+    UNFIT,
     Outcome,
     View,
     changed_numerics,
@@ -28,6 +29,7 @@ from rl_lab.orchestration.session import (
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import remove, write_atomically
+from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.sinks import Sinks
@@ -37,11 +39,6 @@ from rl_lab.workflows.base import VALUES
 FIXED = (
     *("version", "environment", "network", "components", "algorithm.name", "training.phases"),
     *("training.interventions", "training.warm_start", "training.warm_start_parts"),
-)
-# What loading a state into a run that it was not made for may raise.
-UNFIT = (
-    *(UserError, KeyError, TypeError, ValueError, RuntimeError),
-    *(AssertionError, AttributeError, IndexError),
 )
 
 
@@ -74,10 +71,11 @@ def fork(
     command: Sequence[str] = (),
     view: View = no_view,
     debug: bool = False,
+    trust: bool = False,
 ) -> Outcome:
     """Train on from `RUN:STEP` as a new run. Without changes it does what that run did."""
-    origin = find_origin(*find_run(reference, root))
-    composed = compose(None, overrides, config_file=origin.run.config_file)
+    origin = find_origin(*find_run(reference, root), trust=trust)
+    composed = compose(None, overrides, run_config=origin.run.config_file)
     sinks = Sinks([], None)
     config = settle(validate(composed.tree, composed.origins), sinks)
     changed = changes(origin.config, config)
@@ -86,7 +84,7 @@ def fork(
 
     def create() -> RunDirectory:
         facts = provenance(list(command), config.plugins) | {"parent": origin.lineage}
-        directory = create_run(config, root, facts)
+        directory = create_run(config, root, facts, sinks)
         write_atomically(directory.metrics_file, origin.rows())
         return directory
 
@@ -95,7 +93,7 @@ def fork(
     with directory.lock(), closing(orchestrator):
         try:
             begin_from(orchestrator, origin, changed, built)
-        except UNFIT as error:
+        except (UserError, *UNFIT) as error:
             remove(directory.path)
             raise UserError(_refusal(reference, changed, error)) from error
         directory.write_summary({"parent": origin.lineage})
@@ -104,10 +102,10 @@ def fork(
         return drive(orchestrator, directory, root, view, debug)
 
 
-def find_origin(run: RunDirectory, which: Which) -> Origin:
+def find_origin(run: RunDirectory, which: Which, *, trust: bool = False) -> Origin:
     """A checkpoint with the configuration that it was written under."""
     run.check_complete()
-    config = load_config(run)
+    config = load_config(run, trust=trust)
     store = CheckpointStore(run.checkpoints)
     if not store.steps():
         raise UserError(f"run {run.id} has no checkpoint yet to go on from")
@@ -117,6 +115,7 @@ def find_origin(run: RunDirectory, which: Which) -> Origin:
             f"config.yaml of run {run.id} was changed after the checkpoint at step "
             f"{manifest['step']}: undo the change, and give it as key=value instead"
         )
+    check_rows(run.metrics_file, state["metrics_offset"], manifest.get(METRICS_CHECKSUM))
     return Origin(run, int(manifest["step"]), config, state, manifest)
 
 
