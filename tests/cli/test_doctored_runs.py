@@ -245,6 +245,30 @@ def test_rows_that_are_missing_are_told(run, capsys):
     assert code == 2 and "rows are missing" in told
 
 
+# ------------------------------------------------------------------------- where it came from
+
+PROVENANCE = {
+    "null": "null",
+    "a list": "[]",
+    "brackets": "[" * 100_000,
+    "git": '{"source": {"rl_lab": "x"}, "git": {"sha": 5}}',
+    "source": '{"source": {"/dev/zero": "x", "/etc/passwd": 1, "../x": null}}',
+    "command": '{"command": 5}',
+    "words": '{"command": ["rl-lab", 1, null]}',
+    "packages": '{"packages": 3, "gpus": 4}',
+    "parent": '{"parent": 5}',
+    "parent's id": '{"parent": {"id": 5, "step": "x"}}',
+    "a parent elsewhere": '{"parent": {"id": "../../../etc", "step": 3}}',
+}
+
+
+@pytest.mark.parametrize("name", PROVENANCE)
+def test_a_doctored_origin_is_no_bug(run, capsys, name):
+    run.provenance_file.write_text(PROVENANCE[name])
+    for words in (["show", "RUN"], ["report", "RUN"], RESUME, ["verify", "RUN", "--steps", "64"]):
+        assert opened(run, words, capsys)[0] in (0, 2)
+
+
 # ------------------------------------------------------------------------- names and paths
 
 
