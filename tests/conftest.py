@@ -1,3 +1,4 @@
+import os
 import signal
 from types import SimpleNamespace
 
@@ -12,6 +13,12 @@ torch.set_num_threads(1)
 # A suite that was started in the background may have been told to ignore Ctrl-C; tests are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_home(tmp_path_factory):
+    """The key that marks runs as one's own: not that of whoever runs the tests."""
+    os.environ["RL_LAB_HOME"] = str(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ WRITERS = {
     "records/metrics.py": "rows, appended",
     "records/sinks.py": "the log, appended",
     "records/run_directory.py": "the lock",
+    "records/mark.py": "the user's key, for nobody else to read",
     "records/index.py": "SQLite writes by itself",
     "buffers/segments.py": "the files of a disk buffer: data, each written once and whole",
     "envs/check.py": "a temporary folder for its second process",

@@ -113,9 +113,14 @@ def resume(
     runs_dir: Folder | None = None,
     progress: bool | None = None,
     view: View | None = None,
+    trust: bool = False,
 ) -> Outcome:
-    """Continue a run, bit for bit, from its newest good checkpoint or from `RUN:STEP`."""
-    return session.resume(reference, root=runs_root(runs_dir), view=_view(view, progress))
+    """Continue a run, bit for bit, from its newest good checkpoint or from `RUN:STEP`.
+
+    Here and below: with `trust`, code that a run of somebody else names is imported.
+    """
+    root = runs_root(runs_dir)
+    return session.resume(reference, root=root, view=_view(view, progress), trust=trust)
 
 
 @overload
@@ -129,6 +134,7 @@ def fork(
     progress: bool | None = None,
     view: View | None = None,
     schedules: str = "stretch",
+    trust: bool = False,
     **settings: Any,
 ) -> Outcome: ...
 @overload
@@ -143,6 +149,7 @@ def fork(
     progress: bool | None = None,
     view: View | None = None,
     schedules: str = "stretch",
+    trust: bool = False,
     **settings: Any,
 ) -> Outcome | list[Outcome]:
     """A new run that goes on from `RUN` or `RUN:STEP` with changed options, as `train --fork`.
@@ -158,7 +165,7 @@ def fork(
     def forked(seed: int | None) -> Outcome:
         words = _words(overrides, seed, total_timesteps, settings)
         with _arguments("fork", fork, settings):
-            return fork_run(origin, words, root=root, view=view, schedules=schedules)
+            return fork_run(origin, words, root=root, view=view, schedules=schedules, trust=trust)
 
     return _each(seed, [partial(forked, each) for each in _seeds(seed)])
 
@@ -174,13 +181,14 @@ def verify(
     steps: int | None = None,
     start: int | None = None,
     runs_dir: Folder | None = None,
+    trust: bool = False,
 ) -> Verdict:
     """Run it again beside and compare every row and checkpoint, as `rl-lab verify`.
 
     From the first step, or from the checkpoint at `start`; `steps` of it, if not all. The result is
     `identical`, or has the first `difference` and known `reasons`.
     """
-    return verify_run(reference, runs_root(runs_dir), steps=steps, start=start)
+    return verify_run(reference, runs_root(runs_dir), steps=steps, start=start, trust=trust)
 
 
 def python_warning(message: str) -> None:
@@ -195,6 +203,7 @@ def evaluate(
     sample: bool = False,
     seed: int | None = None,
     runs_dir: Folder | None = None,
+    trust: bool = False,
     warn: Callable[[str], None] = python_warning,
 ) -> Evaluation:
     """Play a trained policy on seeds of its own, as `rl-lab evaluate`.
@@ -202,9 +211,8 @@ def evaluate(
     The result has `return_mean`, `return_std` (over episodes), `episodes`, every episode's
     `returns` and `lengths`, and which policy it was: the `run` and the `step` of its checkpoint.
     """
-    loaded = policy.load(
-        reference, runs_root(runs_dir), seed=seed, deterministic=not sample, warn=warn
-    )
+    root, fixed = runs_root(runs_dir), not sample
+    loaded = policy.load(reference, root, seed=seed, deterministic=fixed, trust=trust, warn=warn)
     try:
         found = loaded.evaluate(EVALUATE, episodes)
         return replace(found, run=loaded.run.id, step=loaded.step)
@@ -221,6 +229,7 @@ def play(
     max_steps: int | None = None,
     video: Folder | None = None,
     runs_dir: Folder | None = None,
+    trust: bool = False,
     tell: Callable[[int, Played], None] = lambda number, episode: None,
     warn: Callable[[str], None] = python_warning,
 ) -> Playback:
@@ -234,9 +243,8 @@ def play(
         raise UserError("play: episodes and max_steps must be at least 1")
     file = None if video is None else Path(video)
     check_show(file)
-    loaded = policy.load(
-        reference, runs_root(runs_dir), seed=seed, deterministic=not sample, warn=warn
-    )
+    root, fixed = runs_root(runs_dir), not sample
+    loaded = policy.load(reference, root, seed=seed, deterministic=fixed, trust=trust, warn=warn)
     try:
         player = Policy.of(loaded)
         with loaded.context.rng.borrowed(f"{EVALUATE}/"):
@@ -375,12 +383,15 @@ def runs_root(runs_dir: Folder | None = None) -> Path:
 
 
 def load_policy(
-    reference: str = "@best", *, runs_dir: Folder | None = None, device: str | None = None
+    reference: str = "@best",
+    *,
+    runs_dir: Folder | None = None,
+    device: str | None = None,
+    trust: bool = False,
 ) -> "Policy":
     """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`, ready to act."""
-    return Policy.of(
-        policy.load(reference, runs_root(runs_dir), device=device, warn=python_warning)
-    )
+    root = runs_root(runs_dir)
+    return Policy.of(policy.load(reference, root, device=device, trust=trust, warn=python_warning))
 
 
 @dataclass(repr=False)

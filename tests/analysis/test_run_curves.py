@@ -158,7 +158,7 @@ def test_wrong_references_are_one_clear_line(lab, tmp_path):
         select_runs([], tmp_path)
     run = made_run(tmp_path, [1])
     run.directory.config_file.write_text("just text")
-    with pytest.raises(UserError, match=r"config\.yaml is not a configuration"):
+    with pytest.raises(UserError, match=r"config\.yaml: expected `key: value`"):
         load_run(run.directory)
 
 

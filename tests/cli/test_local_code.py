@@ -97,15 +97,6 @@ def test_a_local_algorithm_is_listed_with_its_file(folder, capsys):
     assert "declares no options" in capsys.readouterr().out
 
 
-def test_a_downloaded_config_may_not_import_files():
-    from rl_lab.core.errors import ConfigError
-    from rl_lab.orchestration.validation import validate
-
-    tree = {"version": 1, "environment": {"id": "CartPole-v1"}, "plugins": ["my_algorithm.py"]}
-    with pytest.raises(ConfigError, match="downloaded"):
-        validate(tree, {}, trusted=False)
-
-
 ENVIRONMENT = """
 import gymnasium as gym
 import numpy as np

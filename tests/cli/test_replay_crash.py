@@ -126,3 +126,14 @@ def test_a_dump_of_a_debug_run_comes_back_too(tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.out.startswith("reproduced: ")
     assert "state and batch are in" not in shown.err  # of the replay: that folder is gone
+
+
+def test_a_dump_that_names_code_needs_its_run_or_trust(tmp_path, monkeypatch, capsys):
+    dump = crash(tmp_path, BAD_ENV, "evaluation.every_steps=0", "checkpoint.every_steps=0")
+    monkeypatch.chdir(tmp_path)
+    moved = shutil.copytree(dump, tmp_path / "elsewhere")
+    assert main(["replay-crash", str(moved)]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert "would import 'bad_number_envs' (environment.id)" in told[-1] and "--trust" in told[-1]
+    assert main(["replay-crash", str(moved), "--trust"]) == 1  # it fails again, as it did
+    assert main(["replay-crash", str(dump)]) == 1  # within the run of this user

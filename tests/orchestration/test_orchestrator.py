@@ -364,7 +364,7 @@ def test_step_zero_is_a_step_and_not_the_last(tmp_path):
 
 def test_a_summary_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch):
     faults.reset()
-    monkeypatch.setenv("RL_LAB_FAULT", "file.after_write:error@4")
+    monkeypatch.setenv("RL_LAB_FAULT", "file.after_write:error@5")
     outcome = tiny_run(tmp_path)
     assert outcome.summary["status"] == "finished"
     assert "failed" in outcome.run.log_file.read_text()

@@ -392,13 +392,6 @@ def test_components_are_found_beside_the_config_too(elsewhere: Path) -> None:
     assert config.components["eye"]["_target_"] == f"{elsewhere / name}:Free"
 
 
-def test_a_downloaded_config_may_not_name_code() -> None:
-    with pytest.raises(ConfigError, match=r"components\.a\._target_: only registered names"):
-        validate({**BASE, "components": {"a": {"_target_": "os.system"}}}, {}, trusted=False)
-    with pytest.raises(ConfigError, match="only registered names"):
-        validate({**BASE, "algorithm": {"_target_": "os.system"}}, {}, trusted=False)
-
-
 def test_a_plugin_registers_its_names_before_they_are_looked_up(elsewhere: Path) -> None:
     name = f"plug_{elsewhere.parent.name}"
     code = "from rl_lab.core.registry import register\n@register('workflow', '{}')\nclass P: pass\n"
@@ -410,8 +403,6 @@ def test_a_plugin_registers_its_names_before_they_are_looked_up(elsewhere: Path)
     try:
         config = validate(composed.tree, composed.origins)
         assert config.algorithm.name == name and config.plugins == [str(elsewhere / f"{name}.py")]
-        with pytest.raises(ConfigError, match="plugins: only registered names"):
-            validate(composed.tree, composed.origins, trusted=False)
     finally:
         registry._entries["workflow"].pop(name, None)
 

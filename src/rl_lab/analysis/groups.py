@@ -11,7 +11,7 @@ from typing import Any
 from rl_lab.analysis import query
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.orchestration.config import ABSENT, leaves
-from rl_lab.records.config_file import experiment_of, read_config
+from rl_lab.records.config_file import experiment_of, load_tree, read_config
 from rl_lab.records.index import Index, row_of
 from rl_lab.records.run_directory import RunDirectory, find_run, list_runs
 
@@ -93,9 +93,7 @@ class Group:
 
 def load_run(directory: RunDirectory) -> Run:
     """Read a run's configuration and summary, as data: no plug-in of it is imported."""
-    tree = read_config(directory.config_file)
-    if not isinstance(tree, Mapping):
-        raise UserError(f"{directory.config_file} is not a configuration")
+    tree = load_tree(directory.config_file)
     return Run(directory, dict(leaves(tree)), directory.read_summary())
 
 

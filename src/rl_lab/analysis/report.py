@@ -1,6 +1,5 @@
 """The report of a run or of a group: report.md, and report.html with everything in it."""
 
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from rl_lab.records.formatting import format_duration, sparkline
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sink
+from rl_lab.records.source import read_provenance
 
 NAME = "report"
 PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
@@ -260,11 +260,8 @@ def _command(run: Run) -> str:
     words = _provenance(run).get("command") or []
     if not words:
         return shlex.join(["rl-lab", "train", "--config", str(run.directory.config_file)])
-    return shlex.join(["rl-lab", *words[1:]])
+    return shlex.join(["rl-lab", *map(str, words[1:])])
 
 
 def _provenance(run: Run) -> Mapping[str, Any]:
-    try:
-        return dict(json.loads(run.directory.provenance_file.read_bytes()))
-    except (OSError, ValueError):
-        return {}
+    return read_provenance(run.directory)

@@ -16,6 +16,7 @@ from rl_lab.analysis.differences import Difference, first_difference, row_differ
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration.build import build_run
+from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.fork import Origin, as_built, begin_from, changes, find_origin
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.session import changed_numerics, find_weights, load_config
@@ -87,13 +88,14 @@ def verify(
     *,
     steps: int | None = None,
     start: int | None = None,
+    trust: bool = False,
     tell: Tell = lambda message: None,
     watch: Watch = lambda step, last: None,
 ) -> Verdict:
     """Run it again for `steps`, from the first step or from the checkpoint at `start`."""
     directory, which = find_run(reference, root)
-    record = _read(directory)
-    origin = _origin(record, which if start is None else start, root)
+    record, config = _read(directory), load_config(directory, trust=trust)
+    origin = _origin(record, which if start is None else start, root, trust)
     begin = origin.step if origin else 0
     end = _end(record, begin, steps)
     tell(
@@ -101,7 +103,7 @@ def verify(
         + ("" if end == record.last else " (more or less of it: --steps N)")
     )
     with TemporaryDirectory(prefix="rl-lab-verify-") as folder, ExitStack() as stack:
-        run, counter = _second(record, origin, root, Path(folder))
+        run, counter = _second(record, config, origin, root, Path(folder))
         stack.enter_context(closing(run))
         witness = _Witness(run, record, counter, begin, end, watch)
         stack.callback(witness.close)
@@ -128,7 +130,7 @@ def _read(directory: RunDirectory) -> _Record:
     return _Record(directory, store, summary, last, steps)
 
 
-def _origin(record: _Record, which: Which, root: Path) -> Origin | None:
+def _origin(record: _Record, which: Which, root: Path, trust: bool) -> Origin | None:
     """The checkpoint to begin with; a fork begins with one of its parent. None: the first step."""
     if which is not None:
         if record.summary.get("snapshot_level") == "E3":
@@ -136,14 +138,14 @@ def _origin(record: _Record, which: Which, root: Path) -> Origin | None:
                 "the environment of this run cannot be saved, so nothing can be repeated from "
                 "a checkpoint: verify it from the first step"
             )
-        return find_origin(record.run, which)
+        return find_origin(record.run, which, trust=trust)
     parent = read_provenance(record.run).get("parent")
     if parent is None:
         return None
     if parent["step"] in record.checkpoints:
-        return find_origin(record.run, int(parent["step"]))
+        return find_origin(record.run, int(parent["step"]), trust=trust)
     try:
-        return find_origin(find_run(parent["id"], root)[0], int(parent["step"]))
+        return find_origin(find_run(parent["id"], root)[0], int(parent["step"]), trust=trust)
     except UserError as error:
         raise UserError(
             f"run {record.run.id} is a fork of {parent['id']} at step {parent['step']}, and that "
@@ -162,10 +164,10 @@ def _end(record: _Record, begin: int, steps: int | None) -> int:
 
 
 def _second(
-    record: _Record, origin: Origin | None, root: Path, folder: Path
+    record: _Record, config: RunConfig, origin: Origin | None, root: Path, folder: Path
 ) -> tuple[Orchestrator, "_RowCounter"]:
     """The same run, in a folder of its own, where it begins."""
-    config, counter = load_config(record.run), _RowCounter()
+    counter = _RowCounter()
     forked = origin is not None and origin.run.path != record.run.path
     changed = changes(origin.config, config) if origin and forked else []
     built = as_built(origin.config) if origin and changed else {}

@@ -79,7 +79,9 @@ def bench_profile(config: RunConfig, *, steps: int, repeats: int, tell: Tell = s
     )
 
 
-def config_of(words: str, overrides: list[str], root: Path | None = None) -> RunConfig:
+def config_of(
+    words: str, overrides: list[str], root: Path | None = None, *, trust: bool = False
+) -> RunConfig:
     """The configuration of a run, or of a spec such as CartPole-v1:ppo."""
     try:
         directory, _ = find_run(words, runs_root(root))
@@ -89,7 +91,7 @@ def config_of(words: str, overrides: list[str], root: Path | None = None) -> Run
         return configure(words, overrides)[0]
     if overrides:
         raise UserError(f"{words} is a run: its configuration is taken as it is, not {overrides}")
-    return load_config(directory)
+    return load_config(directory, trust=trust)
 
 
 def profiled(config: RunConfig) -> tuple[dict[str, float], int]:

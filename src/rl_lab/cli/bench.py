@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rl_lab.cli.arguments import Trust
 from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -239,6 +240,7 @@ def profile(
     runs_dir: Annotated[
         Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
     ] = Path("runs"),
+    trust: Trust = False,
     output: Output = None,
     as_json: Json = False,
 ) -> int:
@@ -246,7 +248,7 @@ def profile(
     from rl_lab.benchmarking.profile import bench_profile, config_of
 
     spec, overrides = _split(words)
-    config = config_of(spec, overrides, runs_dir)
+    config = config_of(spec, overrides, runs_dir, trust=trust)
     return _run(
         "profile",
         lambda tell: bench_profile(config, steps=steps, repeats=repeats, tell=tell),

@@ -144,7 +144,7 @@ def _print_differences(config: Any, reference: str, request: Request, as_json: b
     # measurement could choose is no difference.
     here = resolve(config)
     measured = {path for path, *_ in diff(to_tree(here), to_tree(config))} & MEASURED
-    found = diff(to_tree(load_config(directory)), to_tree(here))
+    found = diff(to_tree(load_config(directory, trust=request.trust)), to_tree(here))
     found = [each for each in found if each[0] not in measured]
     if as_json:
         say_json([{"path": path, "run": run, "here": here} for path, run, here in found])

@@ -11,6 +11,7 @@ def run(
     episodes: int,
     sample: bool,
     seed: int | None,
+    trust: bool,
     runs_dir: Path,
     as_json: bool,
 ) -> int:
@@ -22,6 +23,7 @@ def run(
         episodes=episodes,
         sample=sample,
         seed=seed,
+        trust=trust,
         runs_dir=runs_dir,
         warn=lambda line: warn(f"warning: {line}"),
     )

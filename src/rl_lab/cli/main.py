@@ -14,7 +14,7 @@ import typer
 import typer.core
 
 from rl_lab.cli import bench, compare_commands, run_commands, spellings, sweep
-from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir, count
+from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir, Trust, count
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
@@ -167,6 +167,7 @@ def train(
     progress_lines: Annotated[bool, typer.Option("--progress-lines", hidden=True)] = False,
     package: Annotated[str | None, typer.Option("--package", hidden=True)] = None,  # with --cfg
     config_id: Annotated[str | None, typer.Option("--config_id", hidden=True)] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -188,6 +189,7 @@ def train(
         total_timesteps=total_timesteps,
         debug=debug,
         track=track,
+        trust=trust,
         runs_dir=runs_dir,
     )
     if show_config is not None:
@@ -212,6 +214,7 @@ def config(
     write: Annotated[
         bool, typer.Option("--write", help="with `migrate FILE`: put the result in its place")
     ] = False,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -230,6 +233,7 @@ def config(
         plugins=plugins or [],
         seed=seed,
         total_timesteps=total_timesteps,
+        trust=trust,
         runs_dir=runs_dir,
     )
     return config.run(request, diff_with=diff, options=options, as_json=as_json)
@@ -243,6 +247,7 @@ def evaluate(
     ] = 100,
     sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
     seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -250,7 +255,13 @@ def evaluate(
     from rl_lab.cli import evaluate
 
     return evaluate.run(
-        run, episodes=episodes, sample=sample, seed=seed, runs_dir=runs_dir, as_json=as_json
+        run,
+        episodes=episodes,
+        sample=sample,
+        seed=seed,
+        trust=trust,
+        runs_dir=runs_dir,
+        as_json=as_json,
     )
 
 
@@ -269,6 +280,7 @@ def play(
     video: Annotated[
         Path | None, typer.Option(metavar="FILE.mp4|.gif", help="write a video, and open no window")
     ] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -285,6 +297,7 @@ def play(
         seed=seed,
         max_steps=max_steps,
         video=video,
+        trust=trust,
         runs_dir=runs_dir,
         as_json=as_json,
     )
@@ -333,13 +346,16 @@ def verify(
         int | None,
         typer.Option("--from", parser=count(1), metavar="STEP", help="begin with this checkpoint"),
     ] = None,
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
     """Repeat a run and name the first difference (exit code 0: none, 1: one, 2: not checked)."""
     from rl_lab.cli import verify
 
-    return verify.run(run, steps=steps, start=start, runs_dir=runs_dir, as_json=as_json)
+    return verify.run(
+        run, steps=steps, start=start, trust=trust, runs_dir=runs_dir, as_json=as_json
+    )
 
 
 @app.command(name="replay-crash", context_settings=SETTINGS)
@@ -347,13 +363,14 @@ def replay_crash(
     dump: Annotated[
         str, typer.Argument(help="a folder RUN/crash/step_…, or a run: its newest dump")
     ],
+    trust: Trust = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
     """Reproduce a numerical crash from its dump (exit code 1: it fails again, 0: it does not)."""
     from rl_lab.cli import replay_crash
 
-    return replay_crash.run(dump, runs_dir=runs_dir, as_json=as_json)
+    return replay_crash.run(dump, trust=trust, runs_dir=runs_dir, as_json=as_json)
 
 
 @check_app.command(name="env", context_settings=SETTINGS)

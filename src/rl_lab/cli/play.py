@@ -14,6 +14,7 @@ def run(
     seed: int | None,
     max_steps: int | None,
     video: Path | None,
+    trust: bool,
     runs_dir: Path,
     as_json: bool,
 ) -> int:
@@ -32,6 +33,7 @@ def run(
         seed=seed,
         max_steps=max_steps,
         video=video,
+        trust=trust,
         runs_dir=runs_dir,
         tell=tell,
         warn=lambda line: warn(f"warning: {line}"),

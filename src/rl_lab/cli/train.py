@@ -34,6 +34,7 @@ class Request:
     total_timesteps: str | None = None
     debug: bool = False
     track: bool = False
+    trust: bool = False
     runs_dir: Path = field(default_factory=lambda: Path("runs"))
 
     @property
@@ -91,6 +92,7 @@ class Request:
         }.items():
             options += [part for value in values if value for part in (name, str(value))]
         options += ["--debug"] * self.debug + ["--track"] * self.track
+        options += ["--trust"] * self.trust
         return [*self.words, *options, "--seed", str(seed)]
 
     def configure(self, seed: int | None) -> Any:
@@ -121,11 +123,19 @@ def run(request: Request, *, quiet: bool, as_json: bool, jobs: int = 1, lines: b
     if not silent:
         load_display()  # a mistake in ./configs/metrics.yaml is told before anything starts
     if reference := _resumed(request):
-        outcome = session.resume(reference, root=request.runs_dir, view=view, debug=request.debug)
+        outcome = session.resume(
+            reference,
+            root=request.runs_dir,
+            view=view,
+            debug=request.debug,
+            trust=request.trust,
+        )
         return _finish(request, [outcome], quiet=quiet, as_json=as_json)
     request.words = [*request.words, *agent_words(os.environ)]
     if request.schedules is not None and request.fork is None:
         raise UserError("--schedules is for --fork: a new run has schedules of its own")
+    if request.trust and request.fork is None:
+        raise UserError("--trust is for --resume and --fork: what you name yourself is trusted")
     train = (
         _forking(request, view) if request.fork is not None else _training(request, view, silent)
     )
@@ -203,6 +213,7 @@ def _forking(request: Request, view: Any) -> Callable[[int | None], Any]:
             view=view,
             debug=request.debug,
             schedules=request.schedules or "stretch",
+            trust=request.trust,
         )
 
     return train

@@ -12,13 +12,22 @@ SECONDS = 1.0  # between two looks at how far it is
 
 
 def run(
-    reference: str, *, steps: int | None, start: int | None, runs_dir: Path, as_json: bool
+    reference: str,
+    *,
+    steps: int | None,
+    start: int | None,
+    trust: bool,
+    runs_dir: Path,
+    as_json: bool,
 ) -> int:
     """Exit code 0 if nothing differs, 1 if something does."""
     from rl_lab.analysis.verify import verify
 
     progress = _Progress()
-    found = verify(reference, runs_dir, steps=steps, start=start, tell=warn, watch=progress.show)
+    watch = progress.show
+    found = verify(
+        reference, runs_dir, steps=steps, start=start, trust=trust, tell=warn, watch=watch
+    )
     progress.clear()
     if as_json:
         say_json(

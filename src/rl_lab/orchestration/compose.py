@@ -29,10 +29,12 @@ from rl_lab.orchestration.documents import (
     COMMAND_LINE,
     Origin,
     Origins,
+    composition,
     entries,
     forget,
     lines,
     origin_of,
+    plain,
     read_document,
     shown,
 )
@@ -63,13 +65,18 @@ def compose(
     *,
     config_file: Path | None = None,
     config_dirs: Sequence[Path] = (),
+    run_config: Path | None = None,
 ) -> Composed:
-    """The tree that a command line means, or a UserError of one line."""
+    """The tree that a command line means, or a UserError of one line.
+
+    `run_config` is the config.yaml of a run, which may be anybody's: it is plain values as they
+    were once written, and no other file is looked for because of it.
+    """
     folders = search_folders(config_dirs)
     changes = [parse_override(each) for each in overrides]
     named = [each for each in changes if _names_preset(each)]
     changes = [each for each in changes if not _names_preset(each)]
-    given = [each for each in (spec, config_file, *named) if each is not None]
+    given = [each for each in (spec, config_file, run_config, *named) if each is not None]
     if not given and not changes:
         raise UserError("nothing to run: name an experiment, such as CartPole-v1:ppo")
     if len(given) > 1:
@@ -90,6 +97,8 @@ def compose(
         groups = [each for each in changes if _is_group(each, [config_file.parent, *folders])]
         config, origins = _compose_file(config_file, folders, groups)
         changes = [each for each in changes if each not in groups]
+    elif run_config is not None:
+        config, origins = _as_written(run_config)
     else:
         tree: dict[str, Any] = {"version": 1}
         if spec is not None:
@@ -104,7 +113,8 @@ def compose(
     tree = _resolved(config, origins)
     tree.pop("_dims", None)  # sizes come from the environment
     forget("_dims", origins)
-    where = f"{shown(config_file)}: " if config_file else ""
+    file = config_file or run_config
+    where = f"{shown(file)}: " if file else ""
     if (version := tree.get("version", 0)) == 0:
         tree, origins, note = upgrade({k: v for k, v in tree.items() if k != "version"}, origins)
         if note:
@@ -120,10 +130,26 @@ def compose(
 # ------------------------------------------------------------------------ files
 
 
+def _as_written(file: Path) -> tuple[DictConfig, Origins]:
+    """The plain values of a run's config.yaml; nothing in it is composed or looked up."""
+    document = read_document(file)
+    if found := composition(document):
+        raise UserError(f"{shown(file)}: {found} is not what a run writes: it was changed")
+    places: Origins = {}
+    for path, origin, _ in lines(document, file):
+        places[path] = Origin(origin.place)  # no folder: code beside it is not looked for
+    try:
+        return OmegaConf.create(plain(document)), places
+    except (OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{shown(file)}: {_one_line(error)}") from error
+
+
 def _compose_file(
     file: Path, folders: Sequence[Path], groups: Sequence[Override]
 ) -> tuple[DictConfig, Origins]:
     """One file with everything its `defaults:` name, and the line of each value."""
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(file)):
+        raise UserError(f"{file}: only files of this disk are read: download it, and look at it")
     file = file.resolve()
     if file.suffix != ".yaml":
         raise UserError(f"{shown(file)}: a config file must end in .yaml")

@@ -8,15 +8,14 @@ from typing import Any
 import yaml
 
 from rl_lab.core.errors import UserError
+from rl_lab.records.config_file import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, read_bounded
 
-MAX_BYTES = 1_000_000
-MAX_DEPTH = 64
-MAX_VALUES = 100_000  # counted after aliases are followed, so a few lines cannot become a gigabyte
 PACKAGE_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 PLAIN_TAGS = {
     f"tag:yaml.org,2002:{name}"
     for name in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "merge", "value")
 }
+NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,14 @@ def read_document(path: Path) -> yaml.MappingNode:
     """The syntax tree of one YAML file, nothing constructed, or a UserError with file and line."""
     name = shown(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{name}: larger than {MAX_BYTES // 1_000_000} MB: not a config file")
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path).decode()
         node = yaml.compose(text, yaml.SafeLoader)
     except FileNotFoundError:
         raise UserError(f"{name}: no such file") from None
-    except IsADirectoryError:
-        raise UserError(f"{name}: is a folder, not a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{name}: cannot be read as text ({error})") from error
+    except ValueError as error:  # too large, or no file
+        raise UserError(f"{name}: {error}") from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{name}:{line}: bad YAML: {error.problem}") from error
@@ -118,6 +115,29 @@ def lines(node: yaml.Node, file: Path, prefix: str = "") -> Iterator[tuple[str, 
             yield from lines(value, file, f"{prefix}.{index}")
 
 
+def plain(node: yaml.MappingNode) -> dict[str, Any]:
+    """The values of a document that was read."""
+    found: dict[str, Any] = yaml.SafeLoader("").construct_document(node)
+    return found
+
+
+def composition(document: yaml.MappingNode) -> str | None:
+    """What in a document asks for more than its own values: other files, Hydra, `${…}`."""
+    for key, _ in document.value:
+        if key.value in ("defaults", "hydra"):
+            return f"`{key.value}:`"
+    waiting: list[yaml.Node] = [document]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif "${" in node.value:
+            return f"the interpolation in line {_line(node)}"
+    return None
+
+
 def entries(node: yaml.MappingNode, key: str) -> list[Any]:
     """The plain strings and one-level mappings of a list such as `defaults:`."""
     found: list[Any] = []
@@ -144,6 +164,8 @@ def _refuse_hostile(root: yaml.Node, name: str) -> None:
         below = above | {id(node)}
         if len(below) > MAX_DEPTH:
             raise UserError(f"{name}:{_line(node)}: nested too deeply")
+        if node.tag in NUMBERS and len(node.value) > MAX_DIGITS:
+            raise UserError(f"{name}:{_line(node)}: a number of more than {MAX_DIGITS:,} digits")
         if isinstance(node, yaml.MappingNode):
             first: dict[str, int] = {}
             for key, value in node.value:

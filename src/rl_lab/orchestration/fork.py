@@ -16,6 +16,7 @@ from rl_lab.orchestration.memory import explaining_memory
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.session import (
     EXACT,
+    UNFIT,
     Outcome,
     View,
     changed_numerics,
@@ -29,6 +30,7 @@ from rl_lab.orchestration.session import (
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import remove, write_atomically
+from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.sinks import Sinks
@@ -40,11 +42,6 @@ FIXED = (
     *("training.interventions", "training.warm_start", "training.warm_start_parts"),
 )
 SCHEDULES = ("stretch", "keep")  # what a fork of another length makes of them
-# What loading a state into a run that it was not made for may raise.
-UNFIT = (
-    *(UserError, KeyError, TypeError, ValueError, RuntimeError),
-    *(AssertionError, AttributeError, IndexError),
-)
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,7 @@ def fork(
     view: View = no_view,
     debug: bool = False,
     schedules: str = "stretch",
+    trust: bool = False,
 ) -> Outcome:
     """Train on from `RUN:STEP` as a new run. Without changes it does what that run did.
 
@@ -85,8 +83,8 @@ def fork(
     """
     if schedules not in SCHEDULES:
         raise UserError(f"schedules must be stretch or keep, got '{schedules}'")
-    origin = find_origin(*find_run(reference, root))
-    composed = compose(None, overrides, config_file=origin.run.config_file)
+    origin = find_origin(*find_run(reference, root), trust=trust)
+    composed = compose(None, overrides, run_config=origin.run.config_file)
     sinks = Sinks([], None)
     config = validate(composed.tree, composed.origins)
     config, lines = reschedule(origin, config, schedules)
@@ -99,7 +97,7 @@ def fork(
 
     def create() -> RunDirectory:
         facts = provenance(list(command), config.plugins) | {"parent": origin.lineage}
-        directory = create_run(config, root, facts)
+        directory = create_run(config, root, facts, sinks)
         write_atomically(directory.metrics_file, origin.rows())
         return directory
 
@@ -108,7 +106,7 @@ def fork(
     with directory.lock(), closing(orchestrator):
         try:
             begin_from(orchestrator, origin, changed, built)
-        except UNFIT as error:
+        except (UserError, *UNFIT) as error:
             remove(directory.path)
             raise UserError(_refusal(reference, changed, error)) from error
         directory.write_summary({"parent": origin.lineage})
@@ -117,10 +115,10 @@ def fork(
         return drive(orchestrator, directory, root, view, debug)
 
 
-def find_origin(run: RunDirectory, which: Which) -> Origin:
+def find_origin(run: RunDirectory, which: Which, *, trust: bool = False) -> Origin:
     """A checkpoint with the configuration that it was written under."""
     run.check_complete()
-    config = load_config(run)
+    config = load_config(run, trust=trust)
     store = CheckpointStore(run.checkpoints)
     if not store.steps():
         raise UserError(f"run {run.id} has no checkpoint yet to go on from")
@@ -130,6 +128,7 @@ def find_origin(run: RunDirectory, which: Which) -> Origin:
             f"config.yaml of run {run.id} was changed after the checkpoint at step "
             f"{manifest['step']}: undo the change, and give it as key=value instead"
         )
+    check_rows(run.metrics_file, state["metrics_offset"], manifest.get(METRICS_CHECKSUM))
     return Origin(run, int(manifest["step"]), config, state, manifest)
 
 

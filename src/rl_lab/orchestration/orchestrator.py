@@ -26,7 +26,7 @@ from rl_lab.orchestration.progress import Progress, make_clocks, numbers_of
 from rl_lab.orchestration.signals import StopRequest
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.faults import fault
-from rl_lab.records.metrics import MetricLog
+from rl_lab.records.metrics import METRICS_CHECKSUM, MetricLog
 from rl_lab.records.sinks import Sinks
 from rl_lab.workflows.base import Workflow
 
@@ -208,7 +208,9 @@ class Orchestrator:
         self.progress.best_is_new = False
         step, saved = self.counters.env_steps, False
         try:
-            self.store.save(step, self.state(), score=score, manifest=self.identity)
+            state = self.state()  # all rows are written now: they are what the checksum is of
+            manifest = self.identity | {METRICS_CHECKSUM: self.metrics.checksum}
+            self.store.save(step, state, score=score, manifest=manifest)
             saved = True
             self.on_save()
         except OSError as error:

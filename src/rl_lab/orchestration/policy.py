@@ -9,9 +9,9 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.state import Stateful
 from rl_lab.orchestration.build import make_context, make_evaluator, make_workflow
-from rl_lab.orchestration.config import RunConfig
+from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.resolve import resolve
-from rl_lab.orchestration.session import load_config
+from rl_lab.orchestration.session import file_hash, fitting, load_config
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.workflows.base import Workflow
@@ -36,6 +36,7 @@ def load(
     seed: int | None = None,
     deterministic: bool = True,
     device: str | None = None,
+    trust: bool = False,
     warn: Callable[[str], None],
 ) -> LoadedPolicy:
     """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`; the best one if nothing is said.
@@ -45,7 +46,8 @@ def load(
     """
     directory, which = find_run(reference, root)
     directory.check_complete()
-    config = load_config(directory)
+    config = load_config(directory, trust=trust)
+    known = (config_hash(config), file_hash(directory))
     experiment = replace(
         config.experiment,
         seed=config.experiment.seed if seed is None else seed,
@@ -65,13 +67,17 @@ def load(
     if not store.steps():
         raise UserError(f"run {directory.id} has no checkpoint yet")
     state, manifest, _ = store.load(store.preferred() if which is None else which, rows=False)
+    if manifest["config_hash"] not in known:
+        step = manifest["step"]
+        warn(f"run {directory.id}: config.yaml was changed after the checkpoint at step {step}")
     for message in skipped:
         warn(f"run {directory.id}: {message}; step {manifest['step']} is used instead")
     context = make_context(config)
     workflow = make_workflow(config, context)
-    workflow.set_state(state["workflow"])
-    for role, part in context.components.items():
-        if isinstance(part, Stateful):
-            part.load_state_dict(state["parts"][f"component.{role}"])
+    with fitting(manifest):
+        workflow.set_state(state["workflow"])
+        for role, part in context.components.items():
+            if isinstance(part, Stateful):
+                part.load_state_dict(state["parts"][f"component.{role}"])
     evaluate = make_evaluator(config, workflow, context.rng)
     return LoadedPolicy(directory, int(manifest["step"]), config, context, workflow, evaluate)

@@ -3,6 +3,7 @@
 import re
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,9 +19,12 @@ from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.progress import numbers_of
 from rl_lab.orchestration.session import find_weights
+from rl_lab.orchestration.trust import require_trust
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import MANIFEST, CorruptCheckpoint, read_tree
+from rl_lab.records.config_file import read_config
+from rl_lab.records.mark import doubt
 from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.records.sinks import Sinks
 
@@ -45,12 +49,14 @@ def _unnamed(message: str) -> str:
     return re.sub(r" \(gradient of [^)]*\)", "", message)
 
 
-def replay(reference: str, root: Path) -> Replay:
+def replay(reference: str, root: Path, *, trust: bool = False) -> Replay:
     """Load a dump, do what failed, and say whether it fails again."""
     where = find_dump(reference, root)
     try:
         tree, manifest = read_tree(where)
         hook, step, expected = manifest["hook"], int(manifest["step"]), manifest["message"]
+        why = partial(_doubt, where, manifest["config"])
+        require_trust(manifest["config"], f"the dump {where}", why, trust=trust)
         config = validate(manifest["config"], {})
     except (CorruptCheckpoint, KeyError) as error:
         raise UserError(f"{where} is damaged or not a crash dump: {error}") from error
@@ -63,6 +69,14 @@ def replay(reference: str, root: Path) -> Replay:
             failure = error
             failure.__notes__ = []  # they name a dump of this replay, which goes with the folder
     return Replay(where, hook, step, expected, failure)
+
+
+def _doubt(dump: Path, config: Any) -> str | None:
+    """A dump is as good as the run that it lies in, if it has that run's configuration."""
+    run = RunDirectory(dump.resolve().parent.parent)
+    if read_config(run.config_file) != config:
+        return "does not lie in the run that it is of"
+    return doubt(run)
 
 
 def find_dump(reference: str, root: Path) -> Path:

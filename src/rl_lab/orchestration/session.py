@@ -7,14 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.core import registry
-from rl_lab.core.errors import NonFiniteError, RunError, UserError
+from rl_lab.core.errors import ConfigError, NonFiniteError, RunError, UserError
 from rl_lab.core.failure import located, whole_traceback
 from rl_lab.core.state import Tree
 from rl_lab.orchestration import guard
@@ -29,11 +28,15 @@ from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phases import never_reached, parse_phases
 from rl_lab.orchestration.resolve import resolve
 from rl_lab.orchestration.signals import stop_on_signals
+from rl_lab.orchestration.trust import dangers, require_trust
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.commit import write_atomically
+from rl_lab.records.config_file import load_tree
 from rl_lab.records.index import Index, row_of
+from rl_lab.records.mark import doubt, write_mark
+from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.sinks import Sink, Sinks, TensorBoardSink
@@ -41,6 +44,8 @@ from rl_lab.records.source import code_change, read_provenance
 from rl_lab.records.wandb import WandbSink, choose_mode
 
 EXACT = ("E0", "E1", "E2")
+# What loading a state into a run that it was not made for may raise, besides a `UserError`.
+UNFIT = (KeyError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError, IndexError)
 # (config, folder, first step) -> what shows the run to a human
 View = Callable[[RunConfig, RunDirectory, int], Sequence[Sink]]
 
@@ -89,7 +94,7 @@ def train(
     warm = find_weights(config.training.warm_start, root)
 
     def create() -> RunDirectory:
-        return create_run(config, root, provenance(list(command), config.plugins))
+        return create_run(config, root, provenance(list(command), config.plugins), sinks)
 
     with explaining_memory(config):
         orchestrator, directory = build_run(config, create, sinks, weights=warm)
@@ -97,11 +102,20 @@ def train(
         return drive(orchestrator, directory, root, view, debug)
 
 
-def create_run(config: RunConfig, root: Path, facts: Mapping[str, Any]) -> RunDirectory:
+def create_run(
+    config: RunConfig, root: Path, facts: Mapping[str, Any], sinks: Sinks
+) -> RunDirectory:
     """The folder of a new run, with its configuration and where it came from."""
     name = config.experiment.name or f"{config.environment.id}-{config.algorithm.name}"
     directory = RunDirectory.create(root, name)
-    write_atomically(directory.config_file, to_yaml(config).encode())
+    text = to_yaml(config).encode()
+    # The mark first: a folder with a config.yaml is a run, and never lacks it.
+    if (unmarked := write_mark(directory, text)) and any(dangers(to_tree(config))):
+        sinks.say(
+            f"WARNING: this run cannot be marked as yours ({unmarked}): because it names code, "
+            "resuming or evaluating it will need --trust"
+        )
+    write_atomically(directory.config_file, text)
     write_atomically(directory.provenance_file, json.dumps(facts, indent=2).encode())
     return directory
 
@@ -129,13 +143,20 @@ def doubts(config: RunConfig) -> list[str]:
     return [*lines, *(own(config) if own else [])]
 
 
-def resume(reference: str, *, root: Path, view: View = no_view, debug: bool = False) -> Outcome:
+def resume(
+    reference: str,
+    *,
+    root: Path,
+    view: View = no_view,
+    debug: bool = False,
+    trust: bool = False,
+) -> Outcome:
     """Continue a run from its newest good checkpoint, or from the one that is named."""
     directory, which = find_run(reference, root)
     with directory.lock():
         directory.clean()
         directory.check_complete()
-        config = load_config(directory)
+        config = load_config(directory, trust=trust)
         sinks = Sinks([], directory.log_file)
         if changed := code_change(directory):
             sinks.say(f"WARNING: {changed}: it may not go on bit for bit")
@@ -161,11 +182,27 @@ def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
     else:
         state, manifest, _ = store.load("last" if which is None else which)
         check_identity(orchestrator, manifest, written)
-        orchestrator.load(state)
+        with fitting(manifest):
+            rows = orchestrator.metrics.path
+            check_rows(rows, state["metrics_offset"], manifest.get(METRICS_CHECKSUM))
+            orchestrator.load(state)
         store.rewind(orchestrator.counters.env_steps)
         step, total = orchestrator.counters.env_steps, orchestrator.config.training.total_timesteps
         orchestrator.sinks.say(f"resumed from step {step:,} of {total:,}")
     orchestrator.progress.resumes += 1
+
+
+@contextmanager
+def fitting(manifest: Mapping[str, Any]) -> Iterator[None]:
+    """One line for a state that is whole, and not of this run."""
+    try:
+        yield
+    except UNFIT as error:
+        why = next(iter(str(error).splitlines()), "")
+        raise UserError(
+            f"the checkpoint at step {manifest['step']} does not fit its run: "
+            f"{type(error).__name__}: {why}"
+        ) from error
 
 
 def check_identity(orchestrator: Orchestrator, manifest: Mapping[str, Any], written: str) -> None:
@@ -194,13 +231,20 @@ def changed_numerics(orchestrator: Orchestrator, manifest: Mapping[str, Any]) ->
 
 def file_hash(directory: RunDirectory) -> str:
     """The hash of a run's config.yaml as it stands, defaults that it lacks not filled in."""
-    return tree_hash(yaml.safe_load(directory.config_file.read_text(encoding="utf-8")))
+    return tree_hash(load_tree(directory.config_file))
 
 
-def load_config(directory: RunDirectory) -> RunConfig:
-    """The typed config of an existing run."""
-    composed = compose(config_file=directory.config_file)
-    return validate(composed.tree, composed.origins)
+def load_config(directory: RunDirectory, *, trust: bool = False) -> RunConfig:
+    """The typed config of an existing run; what it names is only imported if that is trusted."""
+    composed = compose(run_config=directory.config_file)
+    name, why = f"run {directory.id}", partial(doubt, directory)
+    require_trust(composed.tree, name, why, trust=trust)
+    try:
+        return validate(composed.tree, composed.origins)
+    except ConfigError as error:
+        first, *others = error.problems
+        more = f" (and {len(others)} more problems)" if others else ""
+        raise UserError(f"{name} cannot be loaded: {first}{more}") from error
 
 
 def find_weights(reference: str | None, root: Path) -> Tree | None:

@@ -18,6 +18,7 @@ from rl_lab.orchestration.config import (
 from rl_lab.orchestration.documents import COMMAND_LINE, Origin, origin_of
 from rl_lab.orchestration.interventions import find_problems
 from rl_lab.orchestration.legacy import new_name
+from rl_lab.orchestration.trust import TARGET
 from rl_lab.orchestration.values import (
     SCALARS,
     BadValueError,
@@ -30,19 +31,16 @@ from rl_lab.orchestration.values import (
 )
 
 T = TypeVar("T")
-TARGET = "_target_"
 COMBINED = ("algorithm", "buffers", "environment", "network")  # an algorithm's `check` sees these
 TARGETED = ("components",)  # blocks that may name classes at any depth
 
 
-def validate(
-    tree: Mapping[str, Any], origins: Mapping[str, Origin], *, trusted: bool = True
-) -> RunConfig:
+def validate(tree: Mapping[str, Any], origins: Mapping[str, Origin]) -> RunConfig:
     """The typed config, or a ConfigError that lists every problem with the line it comes from.
 
-    A config that is not `trusted` (downloaded) may use registered names only, no `_target_`.
+    What it names by path is imported: a config of somebody else goes through `trust.py` first.
     """
-    checker = Checker(origins, trusted=trusted)
+    checker = Checker(origins)
     parts = {"plugins": checker.plugins(tree.get("plugins"))}  # before any name is looked up
     tree = with_defaults(tree)
     parts |= {key: checker.targets(tree[key], key) for key in TARGETED if key in tree}
@@ -104,9 +102,8 @@ def check(schema: type[T], tree: Mapping[str, Any], origins: Mapping[str, Origin
 class Checker:
     """Walks a tree and a dataclass together, and collects problems instead of stopping."""
 
-    def __init__(self, origins: Mapping[str, Origin], *, trusted: bool = True) -> None:
+    def __init__(self, origins: Mapping[str, Origin]) -> None:
         self.origins = origins
-        self.trusted = trusted
         self.problems: list[str] = []
         self.combining = False  # what is checked are values together, not each by itself
 
@@ -263,8 +260,6 @@ class Checker:
 
     def target(self, target: Any, path: str) -> tuple[Any, str]:
         """The class of a `_target_`, looked for also beside the file that names it."""
-        if not self.trusted:
-            raise UserError("only registered names are allowed in a downloaded config")
         file = origin_of(path, self.origins).file
         return catalog.find_target(str(target), [file.parent] if file else [])
 
@@ -272,9 +267,6 @@ class Checker:
         """Import local files, whose classes then have names; spelled to be found again."""
         if not isinstance(files, list) or not files:
             return files or []
-        if not self.trusted:
-            self.report("plugins", "only registered names are allowed in a downloaded config")
-            return []
         found = []
         for index, each in enumerate(files):
             file = origin_of(f"plugins.{index}", self.origins).file
@@ -349,7 +341,7 @@ class Checker:
     def union(self, value: Any, arms: tuple[Any, ...], path: str) -> Any:
         """The first arm that fits; an arm of exactly the value's type comes first."""
         for arm in sorted(arms, key=lambda arm: arm is not type(value)):
-            attempt = Checker(self.origins, trusted=self.trusted)
+            attempt = Checker(self.origins)
             try:
                 found = attempt.value(value, arm, path, False)
             except BadValueError:

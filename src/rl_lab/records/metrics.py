@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from rl_lab.core.errors import RunError, UserError
-from rl_lab.records.commit import make_directory
+from rl_lab.records.commit import BLOCK, make_directory
 from rl_lab.records.faults import fault
 
 STEP = "step"
+METRICS_CHECKSUM = "metrics_checksum"  # of the rows before a checkpoint, in its manifest
 # What people call the main metrics: of several names the first one that a run has is meant.
 MAIN_METRICS = {
     "reward": ("eval/return_mean", "collect/return_mean"),
@@ -37,6 +39,7 @@ class MetricLog:
         self._file = path.open("ab", buffering=0)
         self._waiting = bytearray()
         self._given_up = False
+        self.checksum = 0  # CRC32 of what is in the file
         self._drop_torn_line()
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -69,12 +72,7 @@ class MetricLog:
         with suppress(OSError):  # rows that cannot be written need not be forgotten either
             self._write()
         self._waiting.clear()
-        size = os.fstat(self._file.fileno()).st_size
-        if offset > size:
-            raise UserError(
-                f"{self.path} has {size} bytes but the checkpoint was taken at {offset}: rows are "
-                "missing; restore the file or start from another checkpoint"
-            )
+        self.checksum = check_rows(self.path, offset)
         self._file.truncate(offset)
         self.flush()
 
@@ -93,7 +91,9 @@ class MetricLog:
     def _write(self) -> None:
         """Hand over what waits; what the disk has no room for goes on waiting."""
         while self._waiting:
-            del self._waiting[: self._file.write(self._waiting) or 0]
+            count = self._file.write(self._waiting) or 0
+            self.checksum = crc32(self._waiting[:count], self.checksum)
+            del self._waiting[:count]
 
     def _give_up(self, error: OSError) -> None:
         """Rows are lost from here: the end of a run whose rows are its truth."""
@@ -108,7 +108,31 @@ class MetricLog:
     def _drop_torn_line(self) -> None:
         """A killed writer may have left half a row; the next one must not be glued to it."""
         data = self.path.read_bytes()
-        self._file.truncate(data.rfind(b"\n") + 1)
+        whole = data[: data.rfind(b"\n") + 1]
+        self._file.truncate(len(whole))
+        self.checksum = crc32(whole)
+
+
+def check_rows(path: Path, offset: int, checksum: int | None = None) -> int:
+    """The CRC32 of a file's first `offset` bytes; a `UserError` if it was another one once.
+
+    Checkpoints of earlier versions do not know theirs.
+    """
+    found, left = 0, offset
+    with path.open("rb") as file:
+        while left > 0 and (block := file.read(min(left, BLOCK))):
+            found, left = crc32(block, found), left - len(block)
+    if left:
+        raise UserError(
+            f"{path} has {offset - left} bytes but the checkpoint was taken at {offset}: rows are "
+            "missing; restore the file or start from another checkpoint"
+        )
+    if checksum not in (None, found):
+        raise UserError(
+            f"{path} is damaged: its rows up to the checkpoint are not what was written; restore "
+            "the file or start from another checkpoint"
+        )
+    return found
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

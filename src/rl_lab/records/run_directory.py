@@ -72,6 +72,11 @@ class RunDirectory:
         return self.path / "provenance.json"
 
     @property
+    def mark_file(self) -> Path:
+        """Tells the user who made the run that it is his own: see `records/mark.py`."""
+        return self.path / "mark.json"
+
+    @property
     def metrics_file(self) -> Path:
         """What was learnt: identical byte for byte after any interruption."""
         return self.path / "metrics.jsonl"

@@ -9,6 +9,8 @@ from typing import Any
 from rl_lab.records.run_directory import RunDirectory
 
 PACKAGE = "rl_lab"
+# What others build on; a note of another kind is damaged.
+_KINDS = {"command": list, "git": dict, "source": dict, "packages": dict, "gpus": list}
 
 
 def source_hashes(plugins: Iterable[str] = ()) -> dict[str, str | None]:
@@ -41,14 +43,26 @@ def code_change(directory: RunDirectory) -> str | None:
         return None
     git = notes.get("git") or {}
     dirty = " with uncommitted changes" if git.get("dirty") else ""
-    where = f" (at git {git['sha'][:10]}{dirty})" if git.get("sha") else ""
+    where = f" (at git {str(git['sha'])[:10]}{dirty})" if git.get("sha") else ""
     return f"the code of {', '.join(changed)} has changed since this run was made{where}"
 
 
 def read_provenance(directory: RunDirectory) -> dict[str, Any]:
-    """What a run noted about its origin; empty if that is missing or damaged."""
+    """What a run noted about its origin; without what is missing or damaged."""
     try:
         notes = json.loads(directory.provenance_file.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return notes if isinstance(notes, dict) else {}
+    if not isinstance(notes, dict):
+        return {}
+    found = {
+        name: each for name, each in notes.items() if isinstance(each, _KINDS.get(name, object))
+    }
+    if not _is_lineage(found.get("parent")):
+        found.pop("parent", None)
+    return found
+
+
+def _is_lineage(parent: Any) -> bool:
+    named = isinstance(parent, dict) and isinstance(parent.get("id"), str)
+    return named and type(parent.get("step")) is int
