@@ -68,15 +68,14 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
 
 def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
     """Everything that is known about a run."""
-    import yaml  # type: ignore[import-untyped, unused-ignore]
-
+    from rl_lab.records.config_file import at, read_config_tree
     from rl_lab.records.run_directory import find_run
     from rl_lab.records.source import code_change
 
     directory, _ = find_run(reference, runs_dir)
-    row, summary = row_of(directory, runs_dir), directory.read_summary()
     # As data: looking at a run must not import its plug-ins.
-    config = yaml.safe_load(directory.config_file.read_text(encoding="utf-8"))
+    config, summary = read_config_tree(directory.config_file), directory.read_summary()
+    row = row_of(directory, runs_dir)
     last, best = last_and_best(iterate_metrics(directory.metrics_file), display)
     return {
         "id": directory.id,
@@ -84,7 +83,7 @@ def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
         "status": true_status(directory.path, summary.get("status")),
         **{name: row[name] for name in ("name", "algorithm", "environment", "seed")},
         **{name: row[name] for name in ("experiment", "group", "tags", "notes")},
-        "device": config.get("experiment", {}).get("device"),
+        "device": at(config, "experiment", "device"),
         **{name: summary.get(name) for name in FROM_SUMMARY},
         "code_change": code_change(directory),
         "checkpoints": _checkpoints(directory.checkpoints),

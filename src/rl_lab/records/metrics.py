@@ -11,6 +11,7 @@ from typing import Any
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.records.commit import make_directory
 from rl_lab.records.faults import fault
+from rl_lab.records.files import open_to_read, own_file
 
 STEP = "step"
 # What people call the main metrics: of several names the first one that a run has is meant.
@@ -20,6 +21,7 @@ MAIN_METRICS = {
 }
 BUFFER_BYTES = 8 * 1024  # rows are handed to the system in pieces of this size
 PATIENCE_BYTES = 1024 * 1024  # of rows that may wait for a full disk: a thousand or more
+MAX_ROW_BYTES = 4 * 1024 * 1024  # of one row that is read
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -34,7 +36,7 @@ class MetricLog:
         make_directory(path.parent)
         self.path = path
         self.essential = essential
-        self._file = path.open("ab", buffering=0)
+        self._file = open(path, "ab", buffering=0, opener=own_file)  # noqa: SIM115 - see `close`
         self._waiting = bytearray()
         self._given_up = False
         self._drop_torn_line()
@@ -107,8 +109,17 @@ class MetricLog:
 
     def _drop_torn_line(self) -> None:
         """A killed writer may have left half a row; the next one must not be glued to it."""
-        data = self.path.read_bytes()
-        self._file.truncate(data.rfind(b"\n") + 1)
+        with open_to_read(self.path) as file:
+            end = file.seek(0, os.SEEK_END)
+            while end:  # the last line end is near: not all of a long file is read
+                start = max(end - BUFFER_BYTES, 0)
+                file.seek(start)
+                place = file.read(end - start).rfind(b"\n")
+                if place >= 0:
+                    end = start + place + 1
+                    break
+                end = start
+        self._file.truncate(end)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -118,17 +129,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def iterate_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """One complete row after the other; a torn last line of a live or killed writer is none."""
-    if not path.exists():
+    try:
+        file = open_to_read(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        number = 1
+        while (line := file.readline(MAX_ROW_BYTES)).endswith(b"\n"):
             try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{path}:{number} is not a row of metrics: {error}") from error
-            yield {name: _number(value) for name, value in row.items()}
+                row = {name: _number(value) for name, value in json.loads(line).items()}
+                row[STEP] = int(row[STEP])
+            except (ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+                reason = f"no {error}" if isinstance(error, KeyError) else error
+                raise UserError(f"{path}:{number} is not a row of metrics: {reason}") from error
+            yield row
+            number += 1
+        if len(line) == MAX_ROW_BYTES:
+            raise UserError(f"{path}:{number} is not a row of metrics: it is too long")
 
 
 def plain(value: Any) -> Any:
@@ -144,5 +163,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+def is_number(value: Any) -> bool:
+    """Whether a value of a row is a number, as JSON holds it."""
+    return isinstance(value, int | float) or (isinstance(value, str) and value in _NON_FINITE)
+
+
+def _number(value: Any) -> int | float:
+    if not is_number(value):
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
+    number: int | float = _NON_FINITE.get(value, value)
+    return number
