@@ -3,6 +3,7 @@
 Nothing heavy is imported here, so that `rl-lab --help` answers at once.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -17,6 +18,8 @@ from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
+NO_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
+MAKE_ROOM = "make room, or choose another folder with --runs-dir"
 WORDS = "SPEC|KEY=VALUE"
 
 app = typer.Typer(
@@ -394,6 +397,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - a bug; the traceback comes with --debug
+        if isinstance(error, OSError) and error.errno in NO_DISK:
+            where = f" {error.filename}" if error.filename else ""
+            return _fail(f"cannot write{where}: {error.strerror}; {MAKE_ROOM}", 1, debug)
         name = type(error).__name__
         return _fail(f"{name}: {error} (--debug shows the traceback)", 1, debug)
 

@@ -14,7 +14,7 @@ import yaml
 
 from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.core import registry
-from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.errors import NonFiniteError, RunError, UserError
 from rl_lab.core.state import Tree
 from rl_lab.orchestration import guard
 from rl_lab.orchestration.build import build_run
@@ -233,7 +233,13 @@ def drive(
             "updated": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
             **more,
         }
-        directory.write_summary(summary)
+        try:
+            directory.write_summary(summary)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {directory.summary_file}: {error.strerror}; the last checkpoint is "
+                "good: make room, then resume the run"
+            ) from error
         Index(root).upsert(row_of(directory, root))
         if status != "running":
             sinks.summarize(summary)
@@ -252,7 +258,7 @@ def drive(
                 stop = orchestrator.stop
                 return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
         except BaseException as error:
-            with suppress(OSError):  # a full disk, for example: what went wrong first is told
+            with suppress(RunError):  # a full disk, for example: what went wrong first is told
                 record("failed", error=f"{type(error).__name__}: {error}")
             raise
         code = orchestrator.stop.exit_code

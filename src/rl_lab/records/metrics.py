@@ -37,6 +37,7 @@ class MetricLog:
         self.path = path
         self.essential = essential
         self._file = open(path, "ab", buffering=0, opener=own_file)  # noqa: SIM115 - see `close`
+        self._written = 0  # bytes in the file
         self._waiting = bytearray()
         self._given_up = False
         self._drop_torn_line()
@@ -66,6 +67,10 @@ class MetricLog:
         self.flush()
         return os.fstat(self._file.fileno()).st_size
 
+    def position(self) -> int:
+        """Where the next row will begin; what is before it may still wait in memory."""
+        return self._written + len(self._waiting)
+
     def truncate(self, offset: int) -> None:
         """Forget the rows after `offset`: they belong to a future that was lost."""
         with suppress(OSError):  # rows that cannot be written need not be forgotten either
@@ -78,6 +83,7 @@ class MetricLog:
                 "missing; restore the file or start from another checkpoint"
             )
         self._file.truncate(offset)
+        self._written = offset
         self.flush()
 
     def close(self) -> None:
@@ -95,7 +101,9 @@ class MetricLog:
     def _write(self) -> None:
         """Hand over what waits; what the disk has no room for goes on waiting."""
         while self._waiting:
-            del self._waiting[: self._file.write(self._waiting) or 0]
+            count = self._file.write(self._waiting) or 0
+            self._written += count
+            del self._waiting[:count]
 
     def _give_up(self, error: OSError) -> None:
         """Rows are lost from here: the end of a run whose rows are its truth."""
@@ -120,6 +128,7 @@ class MetricLog:
                     break
                 end = start
         self._file.truncate(end)
+        self._written = end
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
