@@ -60,7 +60,7 @@ def write_report(directory: RunDirectory) -> list[Path]:
     """Write the report of a run into its folder; the files."""
     check_folder(directory.path)  # a report shows films and logs of the run, nothing else
     run, display = load_run(directory), load_display()
-    curves = read_curves(directory.metrics_file)
+    curves = read_curves(directory.metrics_file, thin=True)
     title = f"{run.task} {run.algorithm}, seed {run.seed}"
     picture = _drawn(curves)
     blocks: list[Block] = [
@@ -157,6 +157,7 @@ def _what(run: Run) -> list[Block]:
         "wall time": format_duration(summary.get("wall_time") or 0.0),
         "fork of": run.parent and f"{run.parent.id} at step {run.parent.step:,}",
         "resumed": f"{summary.get('resumes') or 0} times, {exact} ({level})",
+        "lost workers": summary.get("lost_workers") or None,
     }
     rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
     return [Heading("What was run"), Grid(["", ""], rows)]

@@ -12,7 +12,7 @@ from rl_lab.records.metrics import STEP, iterate_metrics
 FROM_SUMMARY = (
     *("env_steps", "total_timesteps", "updates", "episodes", "best", "best_step", "last_return"),
     *("test", "wall_time", "resumes", "snapshot_level", "resume_exact", "error"),
-    *("parameters", "efficiency", "parent", "cleaned"),
+    *("lost_workers", "parameters", "efficiency", "parent", "cleaned"),
 )
 
 
@@ -30,6 +30,7 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
     if facts["best"] is not None:
         best = f"{facts['best']:,.1f} at step {facts['best_step']:,}"
     exact = "bit for bit" if facts["resume_exact"] else "inexact"
+    lost = f", {facts['lost_workers']} workers lost" if facts["lost_workers"] else ""
     keys = ("id", "name", "path", "status", "error", "algorithm", "environment", "seed", "device")
     lines = {key: facts[key] for key in keys if facts[key] is not None}
     lines["seed"] = str(facts["seed"])
@@ -40,7 +41,7 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
         "updates": facts["updates"],
         "episodes": facts["episodes"],
         "wall_time": f"{facts['wall_time'] or 0:,.1f} s",
-        "resume": f"{exact} ({facts['snapshot_level']}), {facts['resumes'] or 0} so far",
+        "resume": f"{exact} ({facts['snapshot_level']}), {facts['resumes'] or 0} so far{lost}",
         "parameters": counted(facts["parameters"]),
         "best": best,
         **tests,

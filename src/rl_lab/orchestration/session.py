@@ -332,6 +332,7 @@ class _Told(logging.Handler):
 def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:
     """Where a run stands, for summary.json."""
     progress, level = orchestrator.progress, orchestrator.environment.snapshot_level
+    lost = int(getattr(orchestrator.environment, "faults", 0))  # only of vectors with workers
     return {
         "id": directory.id,
         "seed": orchestrator.config.experiment.seed,
@@ -349,7 +350,8 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
             [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
         ),
         "snapshot_level": level,
-        "resume_exact": level in EXACT or progress.resumes == 0,
+        "resume_exact": lost == 0 and (level in EXACT or progress.resumes == 0),
+        "lost_workers": lost,
         "config_hash": config_hash(orchestrator.config),
     }
 
