@@ -1,7 +1,11 @@
+import json
+import tracemalloc
+
 import numpy as np
 import pytest
 
 from made_runs import made_run
+from rl_lab.analysis import curves
 from rl_lab.analysis.curves import Curve, align, metric_of, middle_and_band, read_curves
 from rl_lab.analysis.groups import differences, doubts, group_runs, load_run, select_runs
 from rl_lab.core.errors import UserError
@@ -166,3 +170,40 @@ def test_real_seeds_differ_in_the_seed_only(lab):
     groups = group_runs(select_runs([], lab))
     assert [(group.method, len(group.runs)) for group in groups] == [("ppo", 3), ("random", 3)]
     assert [line for group in groups for line in doubts(group)] == []
+
+
+def test_a_long_curve_keeps_its_extremes_its_end_and_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(curves, "THINNED", 100)
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=20_000).cumsum()
+    values[12_345], values[777] = 9_999.0, -9_999.0
+    file = tmp_path / "m"
+    with file.open("w") as rows:
+        for step, value in enumerate(values.tolist()):
+            rows.write(json.dumps({"step": 10 * step, "a": 0.0, "b": value}) + "\n")
+    tracemalloc.start()
+    thin = read_curves(file, thin=True)["b"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert 50 < len(thin.steps) <= 250
+    assert (thin.values.max(), thin.steps[thin.values.argmax()]) == (9_999.0, 123_450)
+    assert (thin.values.min(), thin.steps[thin.values.argmin()]) == (-9_999.0, 7_770)
+    assert (thin.steps[-1], thin.final) == (199_990, values[-1])
+    assert (np.diff(thin.steps) > 0).all()
+    # Every stretch of the file has about as many points: what is old is not thinner.
+    first = (thin.steps < 100_000).sum() / len(thin.steps)
+    assert 0.4 < first < 0.6
+    whole = read_curves(file)["b"]
+    assert np.array_equal(whole.values, values) and len(whole.steps) == 20_000
+
+
+def test_of_one_step_the_last_row_counts_however_many_there_are(tmp_path):
+    file = tmp_path / "m"
+    steps = [0, 1, 1, 1, 1, 1, 2, 2, 3]
+    rows = [json.dumps({"step": step, "a": place}) for place, step in enumerate(steps)]
+    file.write_text("\n".join(rows) + "\n")
+    for thin in (False, True):
+        curve = read_curves(file, thin=thin)["a"]
+        assert curve.steps.tolist() == [0, 1, 2, 3]
+        assert curve.values.tolist() == [0, 5, 7, 8]

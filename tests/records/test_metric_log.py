@@ -89,7 +89,7 @@ def test_wrong_use_is_refused(tmp_path):
     with pytest.raises(ValueError, match="step"):
         log.append(1, {"step": 2})
     log.close()
-    (tmp_path / "m").write_bytes(b"{}\nnonsense\n{}\n")
+    (tmp_path / "m").write_bytes(b'{"step": 0}\nnonsense\n{"step": 1}\n')
     with pytest.raises(UserError, match="m:2"):
         read_metrics(tmp_path / "m")
 
@@ -108,7 +108,7 @@ def room_for(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-ROW = {"text": "x" * 1000}
+ROW = {"x" * 1000: 0.5}
 
 
 def test_rows_wait_for_a_full_disk_and_none_is_lost(tmp_path):

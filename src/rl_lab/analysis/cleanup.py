@@ -45,8 +45,8 @@ def judge(
 
 def plan(root: Path, *, keep_best: int, keep_recent: int) -> list[Verdict]:
     """The same for the runs in a folder, oldest first, with what cleaning up would free."""
-    # A run outside of the root may be in the index; it is not ours to clean up.
-    rows = [row for row in Index(root).rows() if row["path"] and os.sep not in row["path"]]
+    # A run outside of the root may be in the index, or a link to one; neither is ours to clean up.
+    rows = [row for row in Index(root).rows() if row["path"] and _is_own(root, row["path"])]
     verdicts = judge(rows, keep_best=keep_best, keep_recent=keep_recent, now=datetime.now(UTC))
     return [
         Verdict(each.row, each.kept, 0 if each.kept else size_of(root / each.row["path"]))
@@ -77,6 +77,10 @@ def execute(row: Mapping[str, Any], root: Path) -> int:
 def size_of(run: Path) -> int:
     """Bytes on disk of what cleaning up removes."""
     return sum(_blocks(folder) for folder in _large_folders(run))
+
+
+def _is_own(root: Path, path: str) -> bool:
+    return os.sep not in path and not (root / path).is_symlink()
 
 
 def _large_folders(run: Path) -> Iterator[Path]:

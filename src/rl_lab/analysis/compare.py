@@ -143,19 +143,26 @@ def compare(
     display: Display,
 ) -> Comparison:
     """Group the runs and compare them. `at` are steps; `scales` say which scores are 0 and 1."""
-    groups = group_runs(runs, keys)
     names = [name for asked in metrics for name in candidates(asked)]
-    # The rows of a fork before its first step are its parent's: not what it has reached.
-    curves = {
-        run: read_curves(
-            run.directory.metrics_file, names, start=run.parent.step if run.parent else 0
-        )
-        for run in runs
-    }
+    curves: dict[Run, dict[str, Curve]] = {}
+    warnings: list[str] = []
+    for run in runs:
+        # The rows of a fork before its first step are its parent's: not what it has reached.
+        start = run.parent.step if run.parent else 0
+        try:
+            curves[run] = read_curves(run.directory.metrics_file, names, start=start)
+        except UserError as error:
+            if len(runs) == 1:
+                raise
+            warnings.append(f"run {run.id} is left out, it is damaged: {error}")
+    runs = list(curves)
+    if not runs:
+        raise UserError(warnings[0])
+    groups = group_runs(runs, keys)
     for asked in metrics:
         if not any(name in found for name in candidates(asked) for found in curves.values()):
             metric_of(asked, [read_curves(runs[0].directory.metrics_file)])  # says what there is
-    warnings = [line for group in groups for line in doubts(group)]
+    warnings += [line for group in groups for line in doubts(group)]
     tables = [_table(asked, groups, curves, at, display, warnings) for asked in metrics]
     main = tables[0]
     warnings += _uneven(main)

@@ -1,6 +1,7 @@
 """Metrics of runs as curves over environment steps, and several of them on common steps."""
 
 import math
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ Array = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
 
 POINTS = 200  # of a curve in a plot
+THINNED = 8_000  # points of a long curve in a report
 BAND_SAMPLES = 500  # of the bootstrap at each of them
 
 
@@ -38,29 +40,69 @@ class Curve:
 
 
 def read_curves(
-    metrics_file: Path, names: Collection[str] = (), *, start: int = 0
+    metrics_file: Path, names: Collection[str] = (), *, start: int = 0, thin: bool = False
 ) -> dict[str, Curve]:
     """Metrics of a run from a step on, all if none is named.
 
-    Of two rows of the same step the later one counts.
+    Of two rows of the same step the later one counts. With `thin`, memory does not grow with the
+    file: of a long curve the lowest and the highest point of each of many equal parts are kept.
     """
-    found: dict[str, dict[int, float]] = {}
+    found: dict[str, _Points] = {}
     for row in iterate_metrics(metrics_file):
         step = row.pop(STEP)
         if step < start:
             continue
         for name in names or row:
             value = row.get(name)
-            if isinstance(value, int | float) and math.isfinite(value):
-                found.setdefault(name, {})[step] = value
-    return {name: _curve(values) for name, values in found.items()}
+            if value is not None and math.isfinite(value):
+                if name not in found:
+                    found[name] = _Points(THINNED if thin else math.inf)
+                found[name].add(step, value)
+    return {name: points.curve() for name, points in found.items()}
 
 
-def _curve(values: Mapping[int, float]) -> Curve:
-    steps = sorted(values)
-    return Curve(
-        np.array(steps, dtype=np.int64), np.array([values[step] for step in steps], dtype=float)
-    )
+class _Points:
+    """The points of a curve; when there are more than `limit`, every second pair goes.
+
+    `part` points that came one after the other are two here: the lowest and the highest.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.part = limit, 2
+        self.steps, self.values = array("q"), array("d")
+        self.open: dict[int, float] = {}  # of the part that is not complete; the last one counts
+
+    def add(self, step: int, value: float) -> None:
+        if step not in self.open and len(self.open) >= self.part:
+            self._keep(self.open)
+            self.open = {}
+            if len(self.steps) >= self.limit:
+                self._halve()
+        self.open[step] = value
+
+    def curve(self) -> Curve:
+        self._keep(self.open)
+        last = next(reversed(self.open.items()))
+        if self.steps[-1] != last[0]:  # where the curve ends is always shown
+            self.steps.append(last[0])
+            self.values.append(last[1])
+        steps, values = np.array(self.steps), np.array(self.values)
+        # The last of each step, in the order of steps.
+        order = np.argsort(steps, kind="stable")
+        final = np.append(np.diff(steps[order]) > 0, True)
+        return Curve(steps[order][final], values[order][final])
+
+    def _keep(self, points: Mapping[int, float]) -> None:
+        ends = {min(points, key=points.__getitem__), max(points, key=points.__getitem__)}
+        for step in [step for step in points if step in ends]:
+            self.steps.append(step)
+            self.values.append(points[step])
+
+    def _halve(self) -> None:
+        steps, values = self.steps, self.values
+        self.steps, self.values, self.part = array("q"), array("d"), self.part * 2
+        for place in range(0, len(steps), 4):
+            self._keep(dict(zip(steps[place : place + 4], values[place : place + 4], strict=True)))
 
 
 def candidates(asked: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -55,8 +55,15 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """Its seed."""
-        return self.config.get("experiment.seed")
+        """Its seed; None if its configuration does not say."""
+        seed = self.config.get("experiment.seed")
+        return seed if isinstance(seed, int) else None
+
+    @property
+    def total_timesteps(self) -> int:
+        """How many environment steps it was to take; 0 if its configuration does not say."""
+        total = self.config.get("training.total_timesteps")
+        return total if isinstance(total, int) else 0
 
     @property
     def task(self) -> str:
@@ -98,11 +105,16 @@ def load_run(directory: RunDirectory) -> Run:
 
 
 def select_runs(
-    references: Sequence[str], root: Path, filters: Sequence[query.Filter] = ()
+    references: Sequence[str],
+    root: Path,
+    filters: Sequence[query.Filter] = (),
+    *,
+    warn: Callable[[str], object] = lambda message: None,
 ) -> list[Run]:
     """The runs that references, patterns such as `CartPole-*` or ids of experiments name.
 
-    Each is there once. No reference at all means every run. Of these, all filters must hold.
+    Each is there once. No reference at all means every run. Of these, all filters must hold. Of
+    several runs, a damaged one is left out, and `warn` is told.
     """
     every = list_runs(root) if not references or any(map(_is_pattern, references)) else []
     found: dict[Path, RunDirectory] = {}
@@ -112,7 +124,17 @@ def select_runs(
     chosen = list(found.values()) if references else every
     if not chosen:
         raise UserError(f"there are no runs in {root}")
-    return [load_run(directory) for directory in _fulfilling(filters, chosen, root)]
+    runs = []
+    for directory in _fulfilling(filters, chosen, root):
+        try:
+            runs.append(load_run(directory))
+        except UserError as error:
+            if len(chosen) == 1:
+                raise
+            warn(f"run {directory.id} is left out, it is damaged: {error}")
+    if not runs:
+        raise UserError(f"all of the {len(chosen)} runs are damaged: see `rl-lab show` of each")
+    return runs
 
 
 def _fulfilling(
@@ -245,7 +267,7 @@ def doubts(group: Group) -> list[str]:
     ]
     lines += [
         f"{group.title}: run {run.id} is {run.summary.get('status', 'of unknown status')}, at step "
-        f"{run.summary.get('env_steps', 0):,} of {run.config.get('training.total_timesteps', 0):,}"
+        f"{run.summary.get('env_steps') or 0:,} of {run.total_timesteps:,}"
         for run in group.runs
         if run.summary.get("status") != "finished"
     ]

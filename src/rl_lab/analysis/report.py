@@ -30,6 +30,7 @@ from rl_lab.records.chart import to_svg
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.display import Display, load_display
+from rl_lab.records.files import check_folder, open_to_read, read_bounded
 from rl_lab.records.formatting import format_duration, sparkline
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.records.run_directory import RunDirectory
@@ -58,8 +59,9 @@ class ReportSink(Sink):
 
 def write_report(directory: RunDirectory) -> list[Path]:
     """Write the report of a run into its folder; the files."""
+    check_folder(directory.path)  # a report shows films and logs of the run, nothing else
     run, display = load_run(directory), load_display()
-    curves = read_curves(directory.metrics_file)
+    curves = read_curves(directory.metrics_file, thin=True)
     title = f"{run.task} {run.algorithm}, seed {run.seed}"
     drawing = _drawn(title, curves)
     blocks: list[Block] = [
@@ -121,7 +123,7 @@ def _pictured(drawing: str) -> list[Block]:
 
 
 def _what(run: Run) -> list[Block]:
-    summary, total = run.summary, run.config.get("training.total_timesteps") or 0
+    summary = run.summary
     exact = "bit for bit" if summary.get("resume_exact") else "inexact"
     level = summary.get("snapshot_level")
     parameters = (summary.get("parameters") or {}).get("total")
@@ -133,13 +135,14 @@ def _what(run: Run) -> list[Block]:
         "algorithm": run.algorithm,
         "seed": run.seed,
         "device": run.config.get("experiment.device"),
-        "environment steps": f"{summary.get('env_steps') or 0:,} of {total:,}",
+        "environment steps": f"{summary.get('env_steps') or 0:,} of {run.total_timesteps:,}",
         "updates": summary.get("updates"),
         "episodes": summary.get("episodes"),
         "parameters": None if parameters is None else f"{parameters:,}",
         "wall time": format_duration(summary.get("wall_time") or 0.0),
         "fork of": run.parent and f"{run.parent.id} at step {run.parent.step:,}",
         "resumed": f"{summary.get('resumes') or 0} times, {exact} ({level})",
+        "lost workers": summary.get("lost_workers") or None,
     }
     rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
     return [Heading("What was run"), Grid(["", ""], rows)]
@@ -190,8 +193,10 @@ def _videos(folder: Path) -> list[Block]:
     left = EMBEDDED_TOTAL
     for file in sorted(folder.glob("videos/**/*"), reverse=True):
         if file.suffix in KINDS:
-            size = file.stat().st_size
-            data = file.read_bytes() if size <= min(EMBEDDED_BYTES, left) else None
+            try:
+                data = read_bounded(file, min(EMBEDDED_BYTES, left))
+            except OSError:  # too large for the page
+                data = None
             left -= len(data or b"")
             films.append(Media(file.stem, file.relative_to(folder).as_posix(), data))
     return [Heading("Videos"), *reversed(films)] if films else []
@@ -222,10 +227,7 @@ def _settings(run: Run) -> list[Block]:
 
 def _alerts(run: Run) -> list[Block]:
     """What the run warned of, and what it had to skip or go back for."""
-    lines = []
-    if run.directory.log_file.exists():
-        text = run.directory.log_file.read_text(encoding="utf-8", errors="replace")
-        lines = [line for line in text.splitlines() if " WARNING" in line]
+    lines = _warnings(run.directory.log_file)
     skipped = run.summary.get("skipped") or {}
     lines += [f"{hook}: {count} calls skipped for a bad number" for hook, count in skipped.items()]
     lines += [f"went back: {each}" for each in run.summary.get("rollbacks") or []]
@@ -237,19 +239,30 @@ def _alerts(run: Run) -> list[Block]:
     return [Heading("Alerts"), Items([*lines[:SHOWN_ALERTS], *more])]
 
 
+def _warnings(log_file: Path) -> list[str]:
+    try:
+        with open_to_read(log_file) as file:
+            return [
+                line.decode(errors="replace").rstrip("\n") for line in file if b" WARNING" in line
+            ]
+    except OSError:
+        return []
+
+
 def _reproduce(run: Run) -> list[Block]:
-    facts = _provenance(run)
+    facts = read_provenance(run.directory)
     blocks: list[Block] = [Heading("Run it again"), Code(_command(run))]
     if not facts:
         return blocks
-    git, packages = facts.get("git"), facts.get("packages") or {}
-    machine = [f"{facts.get('cpu_count')} x {facts.get('cpu')}", *(facts.get("gpus") or [])]
+    git, packages = facts.get("git"), facts.get("packages")
+    packages = packages if isinstance(packages, Mapping) else {}
+    machine = [f"{facts.get('cpu_count')} x {facts.get('cpu')}", *map(str, facts.get("gpus") or [])]
     lines = [
         ", ".join(f"{name} {version}" for name, version in packages.items() if version),
         f"Python {facts.get('python')}, {facts.get('platform')}",
         ", ".join(machine),
     ]
-    if git:
+    if isinstance(git, Mapping):
         changed = " with uncommitted changes (in provenance.json)" if git.get("dirty") else ""
         lines.append(f"commit {git.get('sha')}{changed}")
     return [*blocks, Items(lines)]
@@ -257,11 +270,7 @@ def _reproduce(run: Run) -> list[Block]:
 
 def _command(run: Run) -> str:
     """What was typed; a run made from Python has its configuration instead."""
-    words = _provenance(run).get("command") or []
-    if not words:
+    words = read_provenance(run.directory).get("command")
+    if not isinstance(words, list) or not words:
         return shlex.join(["rl-lab", "train", "--config", str(run.directory.config_file)])
     return shlex.join(["rl-lab", *map(str, words[1:])])
-
-
-def _provenance(run: Run) -> Mapping[str, Any]:
-    return read_provenance(run.directory)

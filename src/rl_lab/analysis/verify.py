@@ -36,6 +36,11 @@ NEVER_RESUMED_E3 = (
     "resume it would not be the same run"
 )
 
+LOST_WORKERS = (
+    "environment workers of it died or failed {} times: the episodes that they played were cut "
+    "where that happened, which a second run does not repeat"
+)
+
 Watch = Callable[[int, int], object]  # (step, last step)
 Tell = Callable[[str], object]
 
@@ -354,6 +359,8 @@ def _reasons(record: _Record, run: Orchestrator) -> list[str]:
         manifest = record.store.load(record.checkpoints[0], rows=False)[1]
         if changed := changed_numerics(run, manifest):
             found.append(f"another machine or other versions: {', '.join(changed)}")
+    if lost := record.summary.get("lost_workers"):
+        found.append(LOST_WORKERS.format(lost))
     if run.environment.snapshot_level == "E3":
         found.append(RESUMED_E3 if record.summary.get("resumes") else NEVER_RESUMED_E3)
     return found

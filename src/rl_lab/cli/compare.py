@@ -47,8 +47,11 @@ class Request:
         metrics = listed(self.metrics)
         if not metrics:
             raise UserError("--metrics needs at least one name, such as reward")
+        filters = [parse_filter(word) for word in self.filters]
         return compare(
-            select_runs(self.runs, self.runs_dir, [parse_filter(word) for word in self.filters]),
+            select_runs(
+                self.runs, self.runs_dir, filters, warn=lambda line: warn(f"warning: {line}")
+            ),
             keys=listed(self.group),
             metrics=metrics,
             at=[_step(text) for text in listed(self.at)],

@@ -3,6 +3,7 @@
 Nothing heavy is imported here, so that `rl-lab --help` answers at once.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -18,6 +19,8 @@ from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir, Trust, coun
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
+NO_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
+MAKE_ROOM = "make room, or choose another folder with --runs-dir"
 WORDS = "SPEC|KEY=VALUE"
 
 GROUPS = {
@@ -502,6 +505,9 @@ def _explained(error: Exception, debug: bool) -> str:
     from rl_lab.core.failure import located
 
     notes: list[str] = getattr(error, "__notes__", [])
+    if isinstance(error, OSError) and error.errno in NO_DISK:
+        where = f" {error.filename}" if error.filename else ""
+        return "\n".join([f"cannot write{where}: {error.strerror}; {MAKE_ROOM}", *notes])
     hidden = not (debug or notes or isinstance(error, UserError | RunError))
     more = " (--debug shows the traceback)" if hidden else ""
     return "\n".join([located(error) + more, *notes])

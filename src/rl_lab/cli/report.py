@@ -5,7 +5,7 @@ from pathlib import Path
 from zlib import crc32
 
 from rl_lab.cli.compare import listed
-from rl_lab.cli.printing import say, say_json
+from rl_lab.cli.printing import say, say_json, warn
 from rl_lab.core.errors import UserError
 
 
@@ -23,7 +23,8 @@ def run(
     from rl_lab.analysis.query import parse_filter
     from rl_lab.analysis.report import write_group_report, write_report
 
-    runs = select_runs(references, runs_dir, [parse_filter(word) for word in filters])
+    conditions = [parse_filter(word) for word in filters]
+    runs = select_runs(references, runs_dir, conditions, warn=lambda line: warn(f"warning: {line}"))
     try:
         if len(runs) == 1 and not group:
             if output is not None:

@@ -12,7 +12,7 @@ from rl_lab.records.metrics import STEP, iterate_metrics
 FROM_SUMMARY = (
     *("env_steps", "total_timesteps", "updates", "episodes", "best", "best_step", "last_return"),
     *("test", "wall_time", "resumes", "snapshot_level", "resume_exact", "error"),
-    *("parameters", "efficiency", "parent", "cleaned"),
+    *("lost_workers", "parameters", "efficiency", "parent", "cleaned"),
 )
 SAVED_AS = {  # how a checkpoint holds the environments, by its snapshot level
     "E0": "state saved",
@@ -36,6 +36,7 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
         best = f"{facts['best']:,.1f} at step {facts['best_step']:,}"
     exact = "bit for bit" if facts["resume_exact"] else "inexact"
     how = SAVED_AS.get(facts["snapshot_level"] or "", "unknown")
+    lost = f", {facts['lost_workers']} workers lost" if facts["lost_workers"] else ""
     keys = ("id", "name", "path", "status", "error", "algorithm", "environment", "seed", "device")
     lines = {key: facts[key] for key in keys if facts[key] is not None}
     lines["seed"] = str(facts["seed"])
@@ -46,7 +47,7 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
         "updates": facts["updates"],
         "episodes": facts["episodes"],
         "wall_time": f"{facts['wall_time'] or 0:,.1f} s",
-        "resume": f"{exact} (environment: {how}), resumed {facts['resumes'] or 0} times",
+        "resume": f"{exact} (environment: {how}), resumed {facts['resumes'] or 0} times{lost}",
         "parameters": counted(facts["parameters"]),
         "best": best,
         **tests,
@@ -79,9 +80,9 @@ def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
     from rl_lab.records.source import code_change
 
     directory, _ = find_run(reference, runs_dir)
-    row, summary = row_of(directory, runs_dir), directory.read_summary()
     # As data: looking at a run must not import its plug-ins.
-    config = load_tree(directory.config_file)
+    config, summary = load_tree(directory.config_file), directory.read_summary()
+    row = row_of(directory, runs_dir)
     last, best = last_and_best(iterate_metrics(directory.metrics_file), display)
     return {
         "id": directory.id,

@@ -130,7 +130,7 @@ def evaluate(
                 for index in range(env.num_envs):
                     if step.valid is None or step.valid[index]:
                         frames[index].append(picked(obs, index))
-            for index in np.flatnonzero(ended):
+            for index in np.flatnonzero(ended).tolist():
                 if done[index] < quota[index]:
                     returns[index].append(float(total[index]))
                     lengths[index].append(int(length[index]))

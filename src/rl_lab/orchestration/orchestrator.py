@@ -7,6 +7,7 @@ Nothing here names an algorithm, a loss or a network. Everything that a resumed 
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,8 @@ class Orchestrator:
         self.clocks = make_clocks(self.config)
         self.seconds: dict[str, float] = {}  # wall time per stage since the last row
         self.row_start = Counters()  # as they were at the last row
+        # A best state that a full disk had no room for: step, state, score, manifest.
+        self.unsaved_best: tuple[int, Tree, float | None, dict[str, Any]] | None = None
         self.warned: set[str] = set()  # the workflow's warnings, each printed once
         self.hooks: dict[str, Callable[..., Metrics]] = {
             name: getattr(self.workflow, name) for name in self.workflow.hooks
@@ -204,17 +207,28 @@ class Orchestrator:
         """A checkpoint here and now; False if it failed. A full disk does not end the run."""
         started = time.perf_counter()
         guard.check_good(self)
-        score = self.progress.best_score if self.progress.best_is_new else score
+        is_best = self.progress.best_is_new
+        score = self.progress.best_score if is_best else score
         self.progress.best_is_new = False
-        step, saved = self.counters.env_steps, False
+        step, state, saved = self.counters.env_steps, self.state(), False
+        manifest = self.identity | {METRICS_CHECKSUM: self.metrics.checksum}
         try:
-            state = self.state()  # all rows are written now: they are what the checksum is of
-            manifest = self.identity | {METRICS_CHECKSUM: self.metrics.checksum}
+            self.metrics.flush()  # no checkpoint without its rows
+            if self.unsaved_best is not None:
+                # First, or nothing: a resumed run must never know of a best that is not there.
+                held, best, its_score, its_manifest = self.unsaved_best
+                self.store.save(held, best, score=its_score, manifest=its_manifest)
+                self.sinks.say(f"the best policy, of step {held}, is saved now")
+                self.unsaved_best = None
             self.store.save(step, state, score=score, manifest=manifest)
             saved = True
             self.on_save()
-        except OSError as error:
-            self.sinks.say(f"WARNING: checkpoint at {step} failed: {error}")
+        except (OSError, RunError) as error:
+            what = "the summary after the checkpoint" if saved else "checkpoint"
+            self.sinks.say(f"WARNING: {what} at {step} failed: {error}")
+            if is_best and not saved:
+                self.unsaved_best = step, deepcopy(state), score, manifest
+                self.sinks.say("the best policy waits in memory for the next checkpoint")
         self.seconds["checkpoint"] = time.perf_counter() - started
         return saved
 
@@ -224,11 +238,12 @@ class Orchestrator:
             "workflow": self.workflow.get_state(),
             "policies": {name: each.get_state() for name, each in self.policies.items()},
             "parts": {name: part.state_dict() for name, part in self._parts()},
-            "metrics_offset": self.metrics.offset(),
+            "metrics_offset": self.metrics.position(),
         }
 
     def load(self, state: Tree) -> None:
         """Become the run that was saved, bit for bit; later rows of its metrics are cut off."""
+        self.unsaved_best = None
         self.load_learned(state)
         for name, policy in self.policies.items():
             policy.set_state(state["policies"][name])

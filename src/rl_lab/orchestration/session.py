@@ -295,7 +295,13 @@ def drive(
             "updated": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
             **more,
         }
-        directory.write_summary(summary)
+        try:
+            directory.write_summary(summary)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {directory.summary_file}: {error.strerror}; the last checkpoint is "
+                "good: make room, then resume the run"
+            ) from error
         Index(root).upsert(row_of(directory, root))
         if status != "running":
             sinks.summarize(summary)
@@ -315,7 +321,7 @@ def drive(
                 return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
         except BaseException as error:
             failure = _stopped(error)
-            with suppress(OSError):  # a full disk, for example: what went wrong first is told
+            with suppress(OSError, RunError):  # a full disk, for example: the first error is told
                 explain_failure(failure, orchestrator, directory)
                 record("failed", error=located(failure))
             if failure is error:
@@ -424,6 +430,7 @@ class _Told(logging.Handler):
 def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:
     """Where a run stands, for summary.json."""
     progress, level = orchestrator.progress, orchestrator.environment.snapshot_level
+    lost = int(getattr(orchestrator.environment, "faults", 0))  # only of vectors with workers
     return {
         "id": directory.id,
         "environment": orchestrator.config.environment.id,
@@ -442,7 +449,8 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
             [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
         ),
         "snapshot_level": level,
-        "resume_exact": level in EXACT or progress.resumes == 0,
+        "resume_exact": lost == 0 and (level in EXACT or progress.resumes == 0),
+        "lost_workers": lost,
         "config_hash": config_hash(orchestrator.config),
     }
 

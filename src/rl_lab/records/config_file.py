@@ -7,7 +7,6 @@ followed, digits of a number; and nothing but blocks, lists, text, numbers, true
 import hashlib
 import json
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped, unused-ignore]
 
 from rl_lab.core.errors import UserError
+from rl_lab.records import files
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 64
@@ -120,14 +120,7 @@ def read_config(path: Path) -> Any:
 
 def read_bounded(path: Path) -> bytes:
     """The content of a regular file that is small enough to be a configuration."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(
-            f"is a {'folder' if stat.S_ISDIR(found.st_mode) else 'device'}, not a file"
-        )
-    if found.st_size > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES // 1_000_000} MB: not a config file")
-    data = path.read_bytes()
+    data = files.read_bounded(path, MAX_BYTES)
     depth = 0
     for bracket in re.finditer(rb"[\[\]{}]", data):  # a parser takes the square of that
         depth += 1 if bracket[0] in b"[{" else -1
@@ -152,5 +145,8 @@ def experiment_of(tree: Any) -> str | None:
         keys = shared.get(block)
         if isinstance(keys, Mapping):
             shared[block] = {key: each for key, each in keys.items() if key not in own}
-    text = json.dumps(shared, sort_keys=True, default=str)
+    try:
+        text = json.dumps(shared, sort_keys=True, default=str)
+    except (TypeError, ValueError):  # keys that JSON does not have
+        return None
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.records.config_file import at, experiment_of, read_config
+from rl_lab.records.files import open_to_read, read_bounded
 from rl_lab.records.labels import Labels, read_labels
-from rl_lab.records.metrics import STEP, plain
+from rl_lab.records.metrics import STEP, is_number, plain
 from rl_lab.records.run_directory import RunDirectory, list_runs
 
 COLUMNS = {
@@ -44,6 +45,8 @@ COLUMNS = {
     "stamp": "INTEGER",  # when the folder's list of names had last changed; not for readers
 }
 STAMP = "stamp"
+DAMAGED = "damaged"  # the status of a run whose config.yaml or summary.json cannot be read
+LOCK_BYTES = 32  # of a run.lock: a process id
 BUSY_SECONDS = 30.0
 TAIL_BYTES = 32 * 1024  # of metrics.jsonl: several rows, so that rare metrics are among them
 _FROM_SUMMARY = (
@@ -213,20 +216,21 @@ def compare_with_folders(stored: list[Row], root: Path) -> tuple[list[Row], list
 
 
 def row_of(run: RunDirectory, root: Path) -> Row:
-    """The index row of a run folder; what cannot be read is None."""
+    """The index row of a run folder; what cannot be read is None, and the run `damaged`."""
     stamp = _stamp(run.path)  # before the files: what changes in between is read again
     config = read_config(run.config_file)
+    damaged = config is None
     try:
         summary = run.read_summary()
-    except (UserError, OSError):
-        summary = {}
+    except UserError:
+        summary, damaged = {}, True
     try:
         labels = read_labels(run, config or {})
     except UserError:
         labels = Labels()
     row: Row = {
         "id": run.id,
-        "name": at(config, "experiment", "name") or run.path.name,
+        "name": _text(at(config, "experiment", "name")) or run.path.name,
         "path": os.path.relpath(run.path, root),
         "algorithm": at(config, "algorithm", "name"),
         "environment": at(config, "environment", "id"),
@@ -239,6 +243,7 @@ def row_of(run: RunDirectory, root: Path) -> Row:
         STAMP: stamp,
     }
     row |= {name: summary.get(name) for name in _FROM_SUMMARY}
+    row["status"] = DAMAGED if damaged else row["status"]
     row["created"] = row["created"] or run.created
     return {name: _storable(row[name], kind) for name, kind in COLUMNS.items()}
 
@@ -248,10 +253,10 @@ def true_status(run: Path, status: str | None) -> str | None:
     if status != "running":
         return status
     try:
-        os.kill(int((run / "run.lock").read_text()), 0)
+        os.kill(int(read_bounded(run / "run.lock", LOCK_BYTES)), 0)
     except PermissionError:  # it lives, as another user
         return status
-    except (OSError, ValueError):
+    except (OSError, ValueError, OverflowError):
         return "killed"
     return status
 
@@ -259,7 +264,7 @@ def true_status(run: Path, status: str | None) -> str | None:
 def last_metrics(path: Path) -> dict[str, Any]:
     """The last value of each metric in the last rows of a metrics.jsonl; {} if there is none."""
     try:
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             start = max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0)
             file.seek(start)
             lines = file.read().split(b"\n")
@@ -268,10 +273,14 @@ def last_metrics(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = {}
     # Only whole rows: not the first of a tail, nor what follows the last line end.
     for line in lines[1 if start else 0 : -1]:
-        with suppress(ValueError, TypeError):  # one bad row must not hide the others
+        with suppress(ValueError, TypeError, RecursionError):  # a bad row hides no other
             values |= json.loads(line)
     values.pop(STEP, None)
-    return values
+    return {str(name): value for name, value in values.items() if is_number(value)}
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _parent(said: Any) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 from rl_lab.core.errors import UserError
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.config_file import at, read_config
+from rl_lab.records.files import read_object
 from rl_lab.records.run_directory import RunDirectory
 
 FILE = "labels.json"
@@ -35,12 +36,12 @@ def read_labels(run: RunDirectory, config: Any = None) -> Labels:
     """The labels of a run; `config` is its tree, if somebody has read it already."""
     file = run.path / FILE
     try:
-        found = json.loads(file.read_bytes())
+        found = read_object(file)
     except FileNotFoundError:
         tags = at(read_config(run.config_file) if config is None else config, "experiment", "tags")
         return Labels(tuple(map(str, tags)) if isinstance(tags, list) else ())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {error}; correct or delete it") from error
+    except UserError as error:
+        raise UserError(f"{error}; correct or delete it") from error
     tags, notes = at(found, "tags"), at(found, "notes")
     if not isinstance(tags, list) or not isinstance(notes, str):
         raise UserError(

@@ -12,6 +12,7 @@ from zlib import crc32
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.records.commit import BLOCK, make_directory
 from rl_lab.records.faults import fault
+from rl_lab.records.files import open_to_read, own_file
 
 STEP = "step"
 METRICS_CHECKSUM = "metrics_checksum"  # of the rows before a checkpoint, in its manifest
@@ -22,6 +23,7 @@ MAIN_METRICS = {
 }
 BUFFER_BYTES = 8 * 1024  # rows are handed to the system in pieces of this size
 PATIENCE_BYTES = 1024 * 1024  # of rows that may wait for a full disk: a thousand or more
+MAX_ROW_BYTES = 4 * 1024 * 1024  # of one row that is read
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -36,10 +38,11 @@ class MetricLog:
         make_directory(path.parent)
         self.path = path
         self.essential = essential
-        self._file = path.open("ab", buffering=0)
+        self._file = open(path, "ab", buffering=0, opener=own_file)  # noqa: SIM115 - see `close`
+        self._written = 0  # bytes in the file
         self._waiting = bytearray()
         self._given_up = False
-        self.checksum = 0  # CRC32 of what is in the file
+        self._checksum = 0  # CRC32 of what is in the file
         self._drop_torn_line()
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -67,13 +70,23 @@ class MetricLog:
         self.flush()
         return os.fstat(self._file.fileno()).st_size
 
+    @property
+    def checksum(self) -> int:
+        """CRC32 of all rows before `position`."""
+        return crc32(self._waiting, self._checksum)
+
+    def position(self) -> int:
+        """Where the next row will begin; what is before it may still wait in memory."""
+        return self._written + len(self._waiting)
+
     def truncate(self, offset: int) -> None:
         """Forget the rows after `offset`: they belong to a future that was lost."""
         with suppress(OSError):  # rows that cannot be written need not be forgotten either
             self._write()
         self._waiting.clear()
-        self.checksum = check_rows(self.path, offset)
+        self._checksum = check_rows(self.path, offset)
         self._file.truncate(offset)
+        self._written = offset
         self.flush()
 
     def close(self) -> None:
@@ -92,7 +105,8 @@ class MetricLog:
         """Hand over what waits; what the disk has no room for goes on waiting."""
         while self._waiting:
             count = self._file.write(self._waiting) or 0
-            self.checksum = crc32(self._waiting[:count], self.checksum)
+            self._checksum = crc32(self._waiting[:count], self._checksum)
+            self._written += count
             del self._waiting[:count]
 
     def _give_up(self, error: OSError) -> None:
@@ -107,10 +121,19 @@ class MetricLog:
 
     def _drop_torn_line(self) -> None:
         """A killed writer may have left half a row; the next one must not be glued to it."""
-        data = self.path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._file.truncate(len(whole))
-        self.checksum = crc32(whole)
+        with open_to_read(self.path) as file:
+            end = file.seek(0, os.SEEK_END)
+            while end:  # the last line end is near: not all of a long file is read
+                start = max(end - BUFFER_BYTES, 0)
+                file.seek(start)
+                place = file.read(end - start).rfind(b"\n")
+                if place >= 0:
+                    end = start + place + 1
+                    break
+                end = start
+        self._file.truncate(end)
+        self._written = end
+        self._checksum = check_rows(self.path, end)
 
 
 def check_rows(path: Path, offset: int, checksum: int | None = None) -> int:
@@ -119,7 +142,7 @@ def check_rows(path: Path, offset: int, checksum: int | None = None) -> int:
     Checkpoints of earlier versions do not know theirs.
     """
     found, left = 0, offset
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         while left > 0 and (block := file.read(min(left, BLOCK))):
             found, left = crc32(block, found), left - len(block)
     if left:
@@ -142,17 +165,25 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def iterate_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """One complete row after the other; a torn last line of a live or killed writer is none."""
-    if not path.exists():
+    try:
+        file = open_to_read(path)
+    except FileNotFoundError:
         return
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from error
+    with file:
+        number = 1
+        while (line := file.readline(MAX_ROW_BYTES)).endswith(b"\n"):
             try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{path}:{number} is not a row of metrics: {error}") from error
-            yield {name: _number(value) for name, value in row.items()}
+                row = {name: _number(value) for name, value in json.loads(line).items()}
+                row[STEP] = int(row[STEP])
+            except (ValueError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+                reason = f"no {error}" if isinstance(error, KeyError) else error
+                raise UserError(f"{path}:{number} is not a row of metrics: {reason}") from error
+            yield row
+            number += 1
+        if len(line) == MAX_ROW_BYTES:
+            raise UserError(f"{path}:{number} is not a row of metrics: it is too long")
 
 
 def plain(value: Any) -> Any:
@@ -168,5 +199,13 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _number(value: Any) -> Any:
-    return _NON_FINITE.get(value, value) if isinstance(value, str) else value
+def is_number(value: Any) -> bool:
+    """Whether a value of a row is a number, as JSON holds it."""
+    return isinstance(value, int | float) or (isinstance(value, str) and value in _NON_FINITE)
+
+
+def _number(value: Any) -> int | float:
+    if not is_number(value):
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
+    number: int | float = _NON_FINITE.get(value, value)
+    return number

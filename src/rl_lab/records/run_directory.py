@@ -5,7 +5,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.records.commit import make_directory, sweep, write_atomically
+from rl_lab.records.files import check_folder, own_file, read_object
 from rl_lab.records.metrics import plain
 
 Which = str | int | None  # "best", "last", a step, or nothing was said
@@ -117,17 +118,19 @@ class RunDirectory:
         write_atomically(self.summary_file, f"{text}\n".encode())
 
     def read_summary(self) -> dict[str, Any]:
-        """The summary, or an empty one while there is none."""
+        """The summary, or an empty one while there is none; `UserError` if it is damaged."""
         try:
-            summary = json.loads(self.summary_file.read_bytes())
+            summary = read_object(self.summary_file)
         except FileNotFoundError:
             return {}
-        except ValueError as error:
-            raise UserError(f"{self.summary_file} is not valid JSON: {error}") from error
-        return dict(summary)
+        for name, (is_right, word) in _SHAPES.items():
+            if summary.get(name) is not None and not is_right(summary[name]):
+                raise UserError(f"{self.summary_file} is not valid: '{name}' must be {word}")
+        return summary
 
     def check_complete(self) -> None:
-        """Refuse a run that was cleaned up: there is nothing left to continue from."""
+        """Refuse a run that was cleaned up, or whose folder has what no run has."""
+        check_folder(self.path)
         if cleaned := self.read_summary().get("cleaned"):
             raise UserError(
                 f"run {self.id} was cleaned up on {cleaned['time'][:8]} and has no checkpoints "
@@ -142,7 +145,8 @@ class RunDirectory:
     def lock(self) -> Iterator[None]:
         """Be the only process that writes this run. The kernel frees it when the process dies."""
         try:
-            descriptor = os.open(self.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            check_folder(self.path)
+            descriptor = own_file(str(self.lock_file), os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise UserError(f"cannot write to run {self.path}: {error.strerror}") from error
         try:
@@ -303,6 +307,42 @@ def _exists(path: Path) -> bool:
 def _age(path: Path) -> tuple[str, int, str]:
     # The name tells the second; within it, the file system tells the order.
     return RunDirectory(path).created, (path / "config.yaml").stat().st_mtime_ns, path.name
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _has_numbers(value: Any) -> bool:
+    # NaN and infinities are texts in JSON.
+    return isinstance(value, dict) and all(isinstance(x, int | float | str) for x in value.values())
+
+
+def _is_test(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_has_numbers, value.values()))
+
+
+def _is_parent(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("step"), int) and "id" in value
+
+
+def _is_cleaned(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("time"), str)
+
+
+# What readers of a summary rely on; everything else in it is only shown.
+_SHAPES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("best", "last_return", "wall_time", "env_steps", "total_timesteps", "best_step"),
+        (_is_number, "a number"),
+    ),
+    **dict.fromkeys(("parameters", "efficiency", "skipped"), (_has_numbers, "names with numbers")),
+    "test": (_is_test, "results with numbers"),
+    "parent": (_is_parent, "the id and the step of a run"),
+    "cleaned": (_is_cleaned, "when it was cleaned up"),
+    "rollbacks": (lambda value: isinstance(value, list), "a list"),
+    "status": (lambda value: isinstance(value, str), "a text"),
+}
 
 
 def _drop_inherited_locks() -> None:

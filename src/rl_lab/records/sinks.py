@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_lab.core.errors import UserError
+from rl_lab.records.files import own_file
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import FileWriter
@@ -113,7 +114,7 @@ class Sinks:
         text = message.replace("\n", "\n  ")
         try:
             self.log_file.parent.mkdir(parents=True, exist_ok=True)
-            with self.log_file.open("a", encoding="utf-8") as file:
+            with open(self.log_file, "a", encoding="utf-8", opener=own_file) as file:
                 file.write(f"{moment} {text}\n")
         except OSError as error:
             self.log_file = None
