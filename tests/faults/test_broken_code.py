@@ -133,6 +133,7 @@ ACT, METRICS = "Action(torch.zeros(len(obs), dtype=torch.int64))", "{'loss': 0.0
 ALGORITHMS: dict[str, tuple[dict[str, str], str]] = {
     "act_shape": ({"act": "Action(torch.zeros(1, dtype=torch.int64))"}, r"FILE:\d+ Broken.act returned actions of shape \(1,\); expected \(4,\) for 4 environments"),
     "act_tensor": ({"act": "torch.zeros(len(obs))"}, r"FILE:\d+ Broken.act returned a Tensor; expected an Action"),
+    "act_in_evaluation": ({"act": ACT + " if not deterministic else obs.nothing"}, r"FILE:\d+ in act: AttributeError"),
     "act_raises": ({"act": "obs.nothing"}, r"FILE:\d+ in act: AttributeError: 'Tensor' object has no attribute 'nothing'"),
     "update_raises": ({"update": "1 / 0"}, r"FILE:\d+ in update: ZeroDivisionError: division by zero"),
     "update_returns_nothing": ({"metrics": "None"}, "update returned a NoneType; expected a dict of metrics"),
@@ -224,6 +225,33 @@ def test_what_fails_late_resumes_bit_for_bit(case: str, place: Path, capsys: Any
     assert run_hash(failed) == run_hash(straight)
 
 
+@pytest.mark.parametrize(
+    ("case", "words", "begin"),
+    [
+        ("first", ["checkpoint.every_steps=0"], "the first step"),
+        (
+            "worker",
+            ["environment.vectorization=process", "environment.restarts=0"],
+            "the checkpoint at step 384",
+        ),
+    ],
+)
+def test_it_resumes_without_a_checkpoint_and_in_workers(
+    case: str, words: list[str], begin: str, place: Path, capsys: Any
+) -> None:
+    file, id = environment(f"again_{case}", step="if self.late(): info['late']")
+    assert train(f"{id}:ppo_none", file, *words) in (1, 2)
+    error = capsys.readouterr().err
+    assert re.search(rf"{file}:\d+ in step: KeyError: 'late'\n", error)
+    assert f"to go on from {begin}: rl-lab train --resume" in error
+    failed = find_run("@last", Path("runs"))[0]
+    Path("fixed").touch()
+    assert train(f"{id}:ppo_none", file, *words) == 0
+    straight = find_run("@last", Path("runs"))[0]
+    assert main(["train", "--resume", str(failed.path), "-q"]) == 0
+    assert run_hash(failed) == run_hash(straight)
+
+
 @pytest.mark.parametrize("case", ["step_shape", "reward_text", "step_four_values", "missing_key"])
 def test_workers_say_the_same(case: str, place: Path, capsys: Any) -> None:
     wrong, said = REFUSED[case]
@@ -276,7 +304,7 @@ def test_a_broken_algorithm_is_told_in_one_sentence(case: str, place: Path, caps
     wrong, said = ALGORITHMS[case]
     words = {"act": ACT, "update": "", "metrics": METRICS, "folder": str(place)} | wrong
     file = write(case, ALGORITHM.format(id=f"broken_{case}", **words))
-    assert train(f"CartPole-v1:broken_{case}", file) in (1, 2)
+    assert train(f"CartPole-v1:broken_{case}", file, "evaluation.every_steps=256") in (1, 2)
     check_told(capsys.readouterr().err, said, file, f"broken_{case}")
 
 
