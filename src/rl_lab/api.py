@@ -29,7 +29,6 @@ from rl_lab.orchestration import catalog, policy, session
 from rl_lab.orchestration.build import seeds
 from rl_lab.orchestration.compose import Composed, compose
 from rl_lab.orchestration.config import RunConfig
-from rl_lab.orchestration.fork import Schedules
 from rl_lab.orchestration.fork import fork as fork_run
 from rl_lab.orchestration.session import Outcome, View, no_view
 from rl_lab.orchestration.small import made_small
@@ -80,7 +79,7 @@ def fork(
     runs_dir: Folder | None = None,
     overrides: Sequence[str] = (),
     view: View = no_view,
-    schedules: Schedules = "stretch",
+    schedules: str = "stretch",
     **settings: Any,
 ) -> Outcome:
     """A new run that goes on from `RUN` or `RUN:STEP` with changed options, as `train --fork`.

@@ -106,8 +106,8 @@ def bind(config: Config, total: int) -> Config:
 
 def in_steps(schedule: Schedule) -> Schedule:
     """A bound schedule that says the same in steps, whatever the length of the run."""
-    points = ("begin", "finish", "warmup")
-    return replace(schedule, **{name: schedule._steps(getattr(schedule, name)) for name in points})
+    begin, finish, warmup = map(schedule._steps, (schedule.begin, schedule.finish, schedule.warmup))
+    return replace(schedule, begin=begin, finish=finish, warmup=warmup)
 
 
 def at(config: Config, step: int) -> Config:

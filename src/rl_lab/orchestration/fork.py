@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.core.schedule import Schedule, in_steps
@@ -36,10 +36,18 @@ from rl_lab.workflows.base import VALUES
 
 # What a saved state was made by: with another value there is no place for it.
 FIXED = (
-    *("version", "environment", "network", "components", "algorithm.name", "training.phases"),
+    *(
+        "version",
+        "environment",
+        "network",
+        "components",
+        "optimizers",
+        "algorithm.name",
+        "training.phases",
+    ),
     *("training.interventions", "training.warm_start", "training.warm_start_parts"),
 )
-Schedules = Literal["stretch", "keep"]  # what a fork of another length makes of them
+SCHEDULES = ("stretch", "keep")  # what a fork of another length makes of them
 # What loading a state into a run that it was not made for may raise.
 UNFIT = (
     *(UserError, KeyError, TypeError, ValueError, RuntimeError),
@@ -76,19 +84,19 @@ def fork(
     command: Sequence[str] = (),
     view: View = no_view,
     debug: bool = False,
-    schedules: Schedules = "stretch",
+    schedules: str = "stretch",
 ) -> Outcome:
     """Train on from `RUN:STEP` as a new run. Without changes it does what that run did.
 
     With another `total_timesteps`, schedules over the whole run `stretch` to the new length, or
     `keep` the old one and stay at their end after it.
     """
-    if schedules not in get_args(Schedules):
+    if schedules not in SCHEDULES:
         raise UserError(f"schedules must be stretch or keep, got '{schedules}'")
     origin = find_origin(*find_run(reference, root))
     composed = compose(None, overrides, config_file=origin.run.config_file)
     sinks = Sinks([], None)
-    config = validate(composed.tree, composed.origins)
+    config = validate(composed.tree, composed.origins, existing=True)
     config, lines = reschedule(origin, config, schedules)
     for line in lines:
         sinks.say(line)
@@ -145,9 +153,7 @@ def changes(before: RunConfig, after: RunConfig) -> list[str]:
     return changed
 
 
-def reschedule(
-    origin: Origin, config: RunConfig, schedules: Schedules
-) -> tuple[RunConfig, list[str]]:
+def reschedule(origin: Origin, config: RunConfig, schedules: str) -> tuple[RunConfig, list[str]]:
     """The config with the schedules that are wanted, and a line about each that jumps or ends.
 
     Those that were changed by hand are left as they are written.

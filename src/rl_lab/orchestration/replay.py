@@ -51,7 +51,7 @@ def replay(reference: str, root: Path) -> Replay:
     try:
         tree, manifest = read_tree(where)
         hook, step, expected = manifest["hook"], int(manifest["step"]), manifest["message"]
-        config = validate(manifest["config"], {})
+        config = validate(manifest["config"], {}, existing=True)
     except (CorruptCheckpoint, KeyError) as error:
         raise UserError(f"{where} is damaged or not a crash dump: {error}") from error
     config = replace(config, compute=replace(config.compute, on_nonfinite="raise"))

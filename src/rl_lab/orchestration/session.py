@@ -183,7 +183,7 @@ def file_hash(directory: RunDirectory) -> str:
 def load_config(directory: RunDirectory) -> RunConfig:
     """The typed config of an existing run."""
     composed = compose(config_file=directory.config_file)
-    return validate(composed.tree, composed.origins)
+    return validate(composed.tree, composed.origins, existing=True)
 
 
 def find_weights(reference: str | None, root: Path) -> Tree | None:

@@ -172,6 +172,7 @@ class Reinforce(ActorCriticWorkflow):
     """Wait for enough whole episodes, then one gradient step on all of them."""
 
     Config: ClassVar[type | None] = ReinforceConfig
+    compiles: ClassVar[bool] = False
     config: ReinforceConfig
 
     def initialize(self, context: WorkflowContext) -> None:

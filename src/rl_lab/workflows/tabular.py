@@ -31,7 +31,7 @@ from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Discrete, MultiDiscrete, Observation
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import Optimized, Roles, Workflow
 
 MOST_CELLS = 100_000_000  # of a table: 800 MB, and as much for the visits
 
@@ -148,6 +148,10 @@ def _product(sizes: tuple[int, ...]) -> int:
 class Tabular(Workflow):
     """A table of action values, acted on epsilon-greedily."""
 
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
     config: Any
 
