@@ -47,7 +47,7 @@ class RandomShooting(WorldWorkflow):
 
     def initialize(self, context):
         super().initialize(context)
-        self.world = WorldModel(self.config, context.spec).to(context.device)
+        self.world = WorldModel(self.config, context.spec, context.components).to(context.device)
         self.optimizer = FlatOptimizer(self.world, model_loss, self.config.optimizer)
         self.noise_rng = context.rng.torch("latents", context.device)
         self.plan_rng = context.rng.numpy("plans")

@@ -5,6 +5,7 @@ from typing import Any
 
 from rl_lab.core.state import Tree, fingerprint
 from rl_lab.orchestration.build import build_run
+from rl_lab.orchestration.catalog import workflow_class
 from rl_lab.orchestration.compose import compose
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.orchestrator import Orchestrator
@@ -27,15 +28,19 @@ SMALL = [
     "logging.tensorboard=false",
     "logging.report=false",
     "logging.every_steps=1",
-    "network.encoder.hidden_dims=[8]",
 ]
+SMALL_NETWORK = "network.encoder.hidden_dims=[8]"
 SMALL_PPO = ["algorithm.rollout_steps=16", "algorithm.epochs=2"]
 
 
 def tiny_config(spec: str = "CartPole-v1:ppo_none", *overrides: str) -> RunConfig:
     """A complete config of a small run. No preset: nothing fights the overrides."""
     own = SMALL_PPO if ":ppo" in spec else []
-    composed = compose(spec, [*SMALL, *own, *overrides])
+    words = [*SMALL, *own, *overrides]
+    composed = compose(spec, words)
+    algorithm = composed.tree["algorithm"]
+    if "_target_" in algorithm or workflow_class(algorithm["name"]).uses_network:
+        composed = compose(spec, [SMALL_NETWORK, *words])
     return validate(composed.tree, composed.origins)
 
 

@@ -26,6 +26,7 @@ def said(folder: Path) -> str:
         ("CartPole-v1:ppo_none", [], 100, 100),
         ("CartPole-v1:ppo_none", [], 101, 104),  # whole vector steps of 4
         ("CartPole-v1:ppo_gru", [], 100, 100),
+        ("CartPole-v1:ppo_gru", ["algorithm.sequence_length=8"], 104, 104),  # 10 steps: two of 5
         ("CartPole-v1:reinforce", ["algorithm.rollout_steps=16"], 100, 100),
         ("CartPole-v1:random", ["algorithm.collect_steps=16"], 100, 100),
         ("FrozenLake-v1:q_learning", ["algorithm.rollout_steps=16"], 100, 100),
@@ -55,9 +56,9 @@ def test_the_equal_minibatches_are_equal_and_not_smaller_than_the_others() -> No
     counts = {rows: config.equal_minibatches(rows, rows, 64) for rows in (16, 20, 36, 44, 48, 60)}
     assert counts == {16: 1, 20: 1, 36: 2, 44: 2, 48: 3, 60: 3}
     assert config.equal_minibatches(52, 52, 64) == 2  # 52 rows are no three equal parts
-    # with a memory: sequences of 8, so 12 steps are 16, and 5 are a single shorter sequence
+    # with a memory: sequences of 8 at most, so 12 steps are two of 6, and 13 are two of 7
     config = PPOConfig(rollout_steps=16, minibatches=4, sequence_length=8)
-    assert [config.last_rollout(steps, True, 4) for steps in (1, 5, 8, 12)] == [4, 5, 8, 16]
+    assert [config.last_rollout(steps, True, 4) for steps in (1, 5, 8, 12, 13)] == [4, 5, 8, 12, 14]
 
 
 def test_a_compiled_rollout_keeps_its_length(tmp_path: Path) -> None:

@@ -227,10 +227,10 @@ def test_a_share_of_the_rollout_and_a_number_of_rows_are_both_batch_sizes() -> N
 
 
 def test_a_variant_is_chosen_by_its_name_and_keeps_it() -> None:
-    config = run(network__memory="gru", algorithm__name="random")
+    config = run(network__memory="gru", algorithm__name="reinforce")
     assert config.network.memory.type == "gru" and config.network.memory.hidden_dim == 64
-    assert config.algorithm.name == "random"
-    assert isinstance(config.algorithm, registry.get("workflow", "random").Config)
+    assert config.algorithm.name == "reinforce"
+    assert isinstance(config.algorithm, registry.get("workflow", "reinforce").Config)
 
 
 def test_a_valid_config_survives_the_way_to_a_tree_and_back() -> None:
@@ -385,10 +385,10 @@ def test_components_are_found_beside_the_config_too(elsewhere: Path) -> None:
     file.write_text(f"version: 1\nenvironment: {{id: CartPole-v1}}\ncomponents: {parts}\n")
     composed = compose(None, [], config_file=file)
     with pytest.raises(ConfigError, match=r"components\.hand\._target_: .*exp\.yaml:3") as caught:
-        validate(composed.tree, composed.origins)
+        validate(composed.tree, composed.origins, existing=True)
     assert len(caught.value.problems) == 1
     del composed.tree["components"]["hand"]
-    config = validate(composed.tree, composed.origins)
+    config = validate(composed.tree, composed.origins, existing=True)
     assert config.components["eye"]["_target_"] == f"{elsewhere / name}:Free"
 
 

@@ -208,7 +208,7 @@ def _settings(run: Run) -> list[Block]:
     names = {key: run.config.get(key) for key in ("environment.id", "algorithm.name")}
     try:
         tree = {"environment": {"id": run.task}, "algorithm": {"name": names["algorithm.name"]}}
-        defaults = dict(leaves(to_tree(validate(tree, {}))))
+        defaults = dict(leaves(to_tree(validate(tree, {}, existing=True))))
     except UserError as error:  # an algorithm of a plug-in that is not here
         return [heading, Paragraph(f"Not known: {str(error).splitlines()[0]}")]
     changed = {

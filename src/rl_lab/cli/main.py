@@ -307,6 +307,26 @@ def play(
 
 
 @app.command(context_settings=SETTINGS)
+def imagine(
+    run: Run,
+    horizon: Annotated[int, typer.Option(min=1, help="steps to foresee")] = 15,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help=".mp4, .gif, .png or .json"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="another episode")] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Film what a world model foresees, beside what happens: imagine @last --horizon 15."""
+    from rl_lab.cli import imagine
+
+    return imagine.run(
+        run, horizon=horizon, output=output, seed=seed, runs_dir=runs_dir, as_json=as_json
+    )
+
+
+@app.command(context_settings=SETTINGS)
 def show(run: Run = "@last", runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
     """Show one run: its settings, results and checkpoints."""
     from rl_lab.cli import show

@@ -43,10 +43,15 @@ def _select(axis: int, index: Tensor, leaf: Tensor) -> Tensor:
     return leaf.index_select(axis, index)
 
 
-def longest_sequence(steps: int, num_envs: int, minibatches: int) -> int:
+def longest_fit(steps: int, num_envs: int, minibatches: int) -> int:
     """The longest sequences that divide a rollout and fill every minibatch with as many.
 
     The whole rollout if there are none.
     """
     lengths = (each for each in range(steps, 0, -1) if steps % each == 0)
     return next((each for each in lengths if steps // each * num_envs % minibatches == 0), steps)
+
+
+def evenly(steps: int, longest: int) -> int:
+    """The length of the fewest equal sequences of at most `longest` that hold `steps`."""
+    return -(-steps // -(-steps // longest))

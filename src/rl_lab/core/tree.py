@@ -49,3 +49,8 @@ def first_leaf(tree: Leaves) -> Any:
     while isinstance(tree, dict):
         tree = next(iter(tree.values()))
     return tree
+
+
+def rows_at(table: Any, index: Any) -> Any:
+    """The rows of a table by their numbers; after its end it begins again."""
+    return table[index % len(table)]

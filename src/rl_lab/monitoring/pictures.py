@@ -108,10 +108,10 @@ def film_frames(film: Film) -> Array:
     return (np.stack(sheets) * 255).astype(np.uint8)
 
 
-def render_film(film: Film) -> tuple[str, bytes]:
-    """A moving picture: the suffix of its kind, and the bytes."""
+def render_film(film: Film, suffix: str | None = None) -> tuple[str, bytes]:
+    """A moving picture: the suffix of its kind (what can be written here), and the bytes."""
     frames = film_frames(film)
     times = max(LEAST_PIXELS // frames.shape[2], 1)  # so that small ones can be seen
     frames = frames.repeat(times, 1).repeat(times, 2)
-    suffix = film_suffix()
+    suffix = suffix or film_suffix()
     return suffix, whole_film(frames, suffix, FRAMES_PER_SECOND)

@@ -3,7 +3,7 @@
 Action t is chosen in state t and leads to state t + 1, whose reward and continuation it earns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from rl_lab.networks.rssm import State
 from rl_lab.networks.world_actor import WorldActor
 from rl_lab.networks.worlds import Scalar, WorldModel
 
+Returns = Callable[..., Tensor]  # as `lambda_return`: what critics learn, and actors climb
 CONTINUES = "continues"
 SEEN = 5  # frames that open-loop predictions begin with
 LOW, HIGH = 0.05, 0.95  # the percentiles between which the spread of returns lies
@@ -90,13 +91,12 @@ def lesson_of(
     *,
     gamma: float | Tensor,
     lambda_: float | Tensor,
+    returns: Returns = lambda_return,
 ) -> Lesson:
     """The returns of a dream's H decisions; `values` and `slow` are of its H + 1 states."""
-    returns = lambda_return(
-        dreamed.reward, values[1:], dreamed.continues, gamma=gamma, lambda_=lambda_
-    )
+    targets = returns(dreamed.reward, values[1:], dreamed.continues, gamma=gamma, lambda_=lambda_)
     weight = dream_weights(root, dreamed.continues, gamma)
-    return Lesson(dreamed.features[:-1], returns, weight, None if slow is None else slow[:-1])
+    return Lesson(dreamed.features[:-1], targets, weight, None if slow is None else slow[:-1])
 
 
 def followed(spread: Tensor, returns: Tensor, rate: Tensor) -> Tensor:
@@ -129,6 +129,7 @@ def learn_in_dreams(
     near_slow: bool,
     follow_spread: bool,
     ends: bool,
+    returns: Returns = lambda_return,
 ) -> Dreamed:
     """Dream from states [M, …], and judge what was done. Gradients can flow through all of it.
 
@@ -138,26 +139,31 @@ def learn_in_dreams(
     values = (slow if slow_target else critic).mean(dreamed.features)
     pull = slow.mean(dreamed.features).detach() if near_slow else None
     gamma, lambda_ = scales["gamma"], scales["lambda"]
-    lesson = lesson_of(dreamed, root, values, pull, gamma=gamma, lambda_=lambda_)
+    lesson = lesson_of(dreamed, root, values, pull, gamma=gamma, lambda_=lambda_, returns=returns)
     if follow_spread:
         spread = followed(spread, lesson.returns, scales["normalizer"])
     return Dreamed(lesson, dreamed.action, values[:-1], spread)
 
 
 def replayed_lesson(
-    rows: Batch, dreams: Lesson, *, gamma: float | Tensor, lambda_: float | Tensor
+    rows: Batch,
+    dreams: Lesson,
+    *,
+    gamma: float | Tensor,
+    lambda_: float | Tensor,
+    returns: Returns = lambda_return,
 ) -> Lesson:
     """Values of what was really played [T, B, …], where dreams began from each row.
 
     A step leads from row t to row t + 1; there is none from the last frame of an episode.
     """
     shape = rows[RESET].shape
-    features, returns = (each[0].unflatten(0, shape) for each in (dreams.features, dreams.returns))
+    features, dreamt = (each[0].unflatten(0, shape) for each in (dreams.features, dreams.returns))
     slow = None if dreams.slow is None else dreams.slow[0].unflatten(0, shape)[:-1]
     over = rows[TERMINATED] | rows[TRUNCATED]
-    targets = lambda_return(
+    targets = returns(
         rows[REWARD][1:],
-        returns[1:],
+        dreamt[1:],
         (~rows[TERMINATED][1:]).float(),
         gamma=gamma,
         lambda_=lambda_,

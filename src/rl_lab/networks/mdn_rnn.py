@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from rl_lab.networks.memory.recurrent import LSTM, RecurrentConfig, State
+from rl_lab.networks.memory.recurrent import GRU, LSTM, RecurrentConfig, State
 
 SMALLEST, LARGEST = -7.0, 4.0  # logarithms of the deviations: beyond them the likelihood runs away
 
@@ -31,7 +31,9 @@ class MDNRNN(nn.Module):
     def __init__(self, latent: int, action: int, hidden: int, mixtures: int) -> None:
         super().__init__()
         self.latent, self.mixtures = latent, mixtures
-        self.memory = LSTM(RecurrentConfig(type="lstm", hidden_dim=hidden), latent + action)
+        self.memory: LSTM | GRU = LSTM(
+            RecurrentConfig(type="lstm", hidden_dim=hidden), latent + action
+        )
         self.next = nn.Linear(hidden, latent * mixtures * 3)
         self.outcome = nn.Linear(hidden, 2)
 

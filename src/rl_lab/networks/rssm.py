@@ -118,7 +118,7 @@ class RSSM(nn.Module):
         stats = shape.stoch * (shape.classes or 2)
         width, kind, norm = shape.hidden, shape.activation, shape.norm
         memory = BlockGRU if shape.blocks > 1 else GRU
-        self.memory = memory(shape, self.stoch_dim, action_dim)
+        self.memory: nn.Module = memory(shape, self.stoch_dim, action_dim)
         self.prior_layers = mlp(shape.deter, [width] * shape.layers, kind, norm)
         self.prior_output = linear(width, stats, 1.0)
         self.posterior_layers = mlp(shape.deter + embed_dim, [width], kind, norm)

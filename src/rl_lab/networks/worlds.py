@@ -4,7 +4,8 @@ Works on sequences in arrival form [T, B, …]: each row is a frame with the act
 the reward that came with it. Any observation: vectors, images, indices, or a dict of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -111,27 +112,94 @@ class Seen(NamedTuple):
     losses: dict[str, Tensor]  # decoder parts, reward and continuation: each [T, B]
 
 
-class WorldModel(nn.Module):
-    """Everything that is learned about the world; what to do in it is another's."""
+class Representation(nn.ModuleDict):
+    """Observations to embeddings: an encoder for each picture, one for all vectors together."""
 
-    def __init__(self, config: WorldModelConfig, spec: EnvSpec) -> None:
+    def __init__(self, spaces: Mapping[str, Space], config: WorldModelConfig) -> None:
+        super().__init__()
+        sizes = config.dimensions()
+        self.flat_parts, self.symlog = vectors_of(spaces), config.symlog_inputs
+        self.pictures = [key for key in spaces if key not in self.flat_parts]
+        self.out_dim = 0
+        for key in self.pictures:
+            encoder = ImageEncoder(spaces[key], config)
+            self[_name(key)] = encoder
+            self.out_dim += encoder.out_dim
+        if self.flat_parts:
+            width = sum(map(vector_size, self.flat_parts.values()))
+            hidden = [sizes.units] * sizes.layers
+            self["vectors"] = mlp(width, hidden, config.activation, config.norm)
+            self.out_dim += sizes.units
+
+    def forward(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Parts of an observation, [..., *part] each, to [..., E]."""
+        features = [self[_name(key)](parts[key]) for key in self.pictures]
+        if self.flat_parts:
+            seen = joined_vectors(self.flat_parts, parts, symlogs=self.symlog)
+            features.append(self["vectors"](seen))
+        return torch.cat(features, -1)
+
+
+class Decoder(nn.ModuleDict):
+    """Features back to the parts of an observation."""
+
+    def __init__(
+        self, spaces: Mapping[str, Space], config: WorldModelConfig, deter: int, stoch: int
+    ) -> None:
+        super().__init__()
+        self.spaces, self.symlog = dict(spaces), config.symlog_inputs
+        for key, space in spaces.items():
+            self[_name(key)] = self.make_part(space, config, deter, stoch)
+
+    def make_part(
+        self, space: Space, config: WorldModelConfig, deter: int, stoch: int
+    ) -> nn.Module:
+        """The decoder of one part."""
+        if not is_picture(space):
+            return VectorDecoder(deter + stoch, space, config)
+        if config.dimensions().convolutions == "strided":
+            return StridedDecoder(deter + stoch, space, config)
+        return PooledDecoder(deter, stoch, space, config)
+
+    def loss(self, features: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the predictions of each part cost, [...]."""
+        decoders: dict[str, Any] = {key: self[_name(key)] for key in self.spaces}
+        return {key: each.loss(each(features), parts[key]) for key, each in decoders.items()}
+
+    def decode(self, features: Tensor) -> dict[str, Tensor]:
+        """What the features look like: images in [0, 1], vectors in their own units."""
+        return {key: self._looks(key, features) for key in self.spaces}
+
+    def _looks(self, key: str, features: Tensor) -> Tensor:
+        raw, space = self[_name(key)](features), self.spaces[key]
+        if isinstance(space, Discrete):
+            return raw.argmax(-1)
+        if isinstance(space, MultiDiscrete):
+            return torch.stack([part.argmax(-1) for part in raw.split(space.nvec, -1)], -1)
+        if is_picture(space):
+            return raw.clamp(0, 1)
+        vector = symexp(raw) if self.symlog else raw
+        return vector.reshape(*vector.shape[:-1], *space.shape)
+
+
+class WorldModel(nn.Module):
+    """Everything that is learned about the world; what to do in it is another's.
+
+    `parts` replaces the representation, the dynamics and the decoder: see docs/plugins.md.
+    """
+
+    def __init__(
+        self,
+        config: WorldModelConfig,
+        spec: EnvSpec,
+        parts: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         sizes = config.dimensions()
         self.config, self.action = config, spec.action
         self.spaces = parts_of(spec.observation)
-        encoders: dict[str, Any] = {}
-        vectors = {key: each for key, each in self.spaces.items() if not is_picture(each)}
-        for key, space in self.spaces.items():
-            if key not in vectors:
-                encoders[_name(key)] = ImageEncoder(space, config)
-        embed = sum(each.out_dim for each in encoders.values())
-        self.vectors = vectors
-        if vectors:
-            width = sum(map(vector_size, vectors.values()))
-            hidden = [sizes.units] * sizes.layers
-            encoders["vectors"] = mlp(width, hidden, config.activation, config.norm)
-            embed += sizes.units
-        self.encoders = nn.ModuleDict(encoders)
+        self.vectors = vectors_of(self.spaces)
+        self.encoders = parts.get("representation", Representation)(self.spaces, config)
         shape = RSSMShape(
             deter=sizes.deter,
             hidden=sizes.hidden,
@@ -144,31 +212,18 @@ class WorldModel(nn.Module):
             activation=config.activation,
             norm=config.norm,
         )
-        self.rssm = RSSM(shape, vector_size(spec.action), embed)
+        dynamics = parts.get("dynamics", RSSM)
+        self.rssm = dynamics(shape, vector_size(spec.action), self.encoders.out_dim)
         self.feature_dim = self.rssm.feature_dim
-        made = {_name(key): self._make_decoder(space) for key, space in self.spaces.items()}
-        self.decoders = nn.ModuleDict(made)
+        stoch = self.feature_dim - shape.deter
+        self.decoders = parts.get("decoder", Decoder)(self.spaces, config, shape.deter, stoch)
         self.reward = Scalar(self.feature_dim, config, layers=sizes.head_layers)
         self.continues = Head(self.feature_dim, 1, config, layers=sizes.head_layers)
 
-    def _make_decoder(self, space: Space) -> nn.Module:
-        if not is_picture(space):
-            return VectorDecoder(self.feature_dim, space, self.config)
-        if self.config.dimensions().convolutions == "strided":
-            return StridedDecoder(self.feature_dim, space, self.config)
-        return PooledDecoder(self.rssm.shape.deter, self.rssm.stoch_dim, space, self.config)
-
     def embed(self, obs: Any) -> Tensor:
         """Observations [..., *obs] to what the posterior reads, [..., E]."""
-        parts = obs if isinstance(obs, Mapping) else {OBS: obs}
-        images = [key for key in self.spaces if key not in self.vectors]
-        features = [self.encoders[_name(key)](parts[key]) for key in images]
-        if self.vectors:
-            flat = [as_vector(space, parts[key]) for key, space in self.vectors.items()]
-            joined = torch.cat(flat, -1)
-            seen = symlog(joined) if self.config.symlog_inputs else joined
-            features.append(self.encoders["vectors"](seen))
-        return torch.cat(features, -1)
+        embedding: Tensor = self.encoders(obs if isinstance(obs, Mapping) else {OBS: obs})
+        return embedding
 
     def observe(self, state: State, batch: Batch, noise: Tensor) -> tuple[State, Tensor, Tensor]:
         """The states, posteriors and priors of a sequence [T, B, …], from a state before it."""
@@ -182,10 +237,8 @@ class WorldModel(nn.Module):
         states, posterior, prior = self.observe(state, batch, noise)
         features = self.rssm.features(states)
         parts = batch[OBS] if isinstance(batch[OBS], Mapping) else {OBS: batch[OBS]}
-        losses = {
-            f"decode/{key}": self._decoder(key).loss(self._decoder(key)(features), parts[key])
-            for key in self.spaces
-        }
+        decoded = self.decoders.loss(features, parts)
+        losses = {f"decode/{key}": each for key, each in decoded.items()}
         losses["reward"] = self.reward.loss(features, batch[REWARD])[0]
         going_on = (~batch[TERMINATED]).to(features.dtype)
         logit = self.continues(features).squeeze(-1)
@@ -194,7 +247,7 @@ class WorldModel(nn.Module):
 
     def decode(self, features: Tensor) -> Any:
         """What the features look like: images in [0, 1], vectors in their own units."""
-        decoded = {key: self._looks(key, features) for key in self.spaces}
+        decoded = self.decoders.decode(features)
         return decoded[OBS] if list(decoded) == [OBS] else decoded
 
     def going_on(self, features: Tensor) -> Tensor:
@@ -205,26 +258,25 @@ class WorldModel(nn.Module):
         """Random numbers for that many draws of the latent."""
         return self.rssm.noise(lead, generator)
 
-    def _decoder(self, key: str) -> Any:
-        return self.decoders[_name(key)]
-
-    def _looks(self, key: str, features: Tensor) -> Tensor:
-        raw, space = self._decoder(key)(features), self.spaces[key]
-        if isinstance(space, Discrete):
-            return raw.argmax(-1)
-        if isinstance(space, MultiDiscrete):
-            return torch.stack([part.argmax(-1) for part in raw.split(space.nvec, -1)], -1)
-        if is_picture(space):
-            return raw.clamp(0, 1)
-        vector = symexp(raw) if self.config.symlog_inputs else raw
-        return vector.reshape(*vector.shape[:-1], *space.shape)
-
 
 def parts_of(observation: Observation) -> dict[str, Space]:
     """The spaces that there are to see, by name; a mask of legal actions is not one of them."""
     if isinstance(observation, Dict):
         return {key: space for key, space in observation.parts.items() if key != ACTION_MASK}
     return {OBS: observation}
+
+
+def vectors_of(spaces: Mapping[str, Space]) -> dict[str, Space]:
+    """The parts that are no pictures."""
+    return {key: each for key, each in spaces.items() if not is_picture(each)}
+
+
+def joined_vectors(
+    spaces: Mapping[str, Space], parts: Mapping[str, Tensor], *, symlogs: bool
+) -> Tensor:
+    """Vectors and indices of an observation side by side, [..., V]."""
+    joined = torch.cat([as_vector(space, parts[key]) for key, space in spaces.items()], -1)
+    return symlog(joined) if symlogs else joined
 
 
 def _name(key: str) -> str:

@@ -41,6 +41,7 @@ from rl_lab.envs.make import make_vector
 from rl_lab.envs.unit_actions import UnitActions
 from rl_lab.networks.normalizer import is_normalizable
 from rl_lab.orchestration import catalog
+from rl_lab.orchestration.components import make_components
 from rl_lab.orchestration.config import RunConfig, config_hash
 from rl_lab.orchestration.efficiency import Efficiency
 from rl_lab.orchestration.interventions import intervene, watch_metrics
@@ -177,7 +178,7 @@ def make_context(config: RunConfig) -> WorkflowContext:
         train_environment=environment,
         eval_environment=None,
         collector=collector,
-        components=make_components(config.components),
+        components=make_components(config, "components"),
         buffers=make_buffers(
             config.buffers,
             environment,
@@ -185,7 +186,7 @@ def make_context(config: RunConfig) -> WorkflowContext:
             device,
             latent_size=getattr(config.algorithm, "latent_size", 0),
         ),
-        optimizers={},
+        optimizers=make_components(config, "optimizers"),
         rng=streams,
         initial_observation=collector.obs,
     )
@@ -369,7 +370,7 @@ def late_end(config: RunConfig, workflow: Workflow, phases: Sequence[PhaseDefini
         return []
     reason = "compiled rollouts have a fixed length"
     if config.compute.compile != "on":
-        reason = "the last rollout is a whole number of minibatches and sequences"
+        reason = "the last rollout has one minibatch at least, and equal sequences"
     return [
         f"the run ends after {(steps + extra) * envs:,} steps, not after total_timesteps "
         f"{total:,}: {reason}"
@@ -444,17 +445,6 @@ def room_of(buffers: Mapping[str, Buffer]) -> list[str]:
 
 def _readable(size: int) -> str:
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{max(size / 2**20, 0.1):.1f} MiB"
-
-
-def make_components(blocks: Mapping[str, Any]) -> dict[str, Any]:
-    """Parts that a workflow finds in its context: `role: {_target_: module.Class, …}`."""
-    made: dict[str, Any] = {}
-    for role, block in blocks.items():
-        if not isinstance(block, Mapping) or "_target_" not in block:
-            raise UserError(f"components.{role} needs a _target_: the path of a class")
-        arguments = {key: value for key, value in block.items() if key != "_target_"}
-        made[role] = catalog.find_target(block["_target_"])[0](**arguments)
-    return made
 
 
 def is_endless(config: RunConfig, spec: EnvSpec) -> bool:

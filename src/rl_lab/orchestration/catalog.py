@@ -62,6 +62,17 @@ BUILT_INS = {
         "uniform": "rl_lab.buffers.replay:UniformReplay",
         "union": "rl_lab.buffers.union:UnionReplay",
     },
+    "component": {
+        "actor.mlp": "rl_lab.networks.world_parts:SizedActor",
+        "critic.mlp": "rl_lab.networks.world_parts:SizedCritic",
+        "decoder.linear": "rl_lab.networks.world_parts:LinearDecoder",
+        "dynamics.mdn_gru": "rl_lab.networks.world_parts:MixtureGRU",
+        "dynamics.residual": "rl_lab.networks.world_parts:ResidualRSSM",
+        "representation.identity": "rl_lab.networks.world_parts:Identity",
+        "representation.linear": "rl_lab.networks.world_parts:LinearRepresentation",
+        "returns.monte_carlo": "rl_lab.networks.world_parts:monte_carlo",
+        "returns.n_step": "rl_lab.networks.world_parts:n_step",
+    },
     "sink": {
         "pictures": "rl_lab.monitoring.pictures:PictureSink",
         "report": "rl_lab.analysis.report:ReportSink",

@@ -145,6 +145,9 @@ class RunConfig:
     algorithm: Any = variant("workflow", {"name": "ppo"}, "what learns, and how", key="name")
     network: NetworkConfig = section(NetworkConfig, "encoder, memory and heads")
     components: dict[str, Any] = option({}, "parts of a world model, by role")
+    optimizers: dict[str, Any] = option(
+        {}, "update rules of its parts: {_target_: torch.optim.AdamW, _partial_: true, …}"
+    )
     buffers: dict[str, Any] = variants("buffer", "where data waits, by name")
     training: TrainingConfig = section(TrainingConfig, "how long, and in which phases")
     evaluation: EvaluationConfig = section(EvaluationConfig, "when the policy is measured")

@@ -38,7 +38,15 @@ from rl_lab.workflows.base import VALUES
 
 # What a saved state was made by: with another value there is no place for it.
 FIXED = (
-    *("version", "environment", "network", "components", "algorithm.name", "training.phases"),
+    *(
+        "version",
+        "environment",
+        "network",
+        "components",
+        "optimizers",
+        "algorithm.name",
+        "training.phases",
+    ),
     *("training.interventions", "training.warm_start", "training.warm_start_parts"),
 )
 SCHEDULES = ("stretch", "keep")  # what a fork of another length makes of them
@@ -86,7 +94,7 @@ def fork(
     origin = find_origin(*find_run(reference, root), trust=trust)
     composed = compose(None, overrides, run_config=origin.run.config_file)
     sinks = Sinks([], None)
-    config = validate(composed.tree, composed.origins)
+    config = validate(composed.tree, composed.origins, existing=True)
     config, lines = reschedule(origin, config, schedules)
     for line in lines:
         sinks.say(line)

@@ -57,7 +57,7 @@ def replay(reference: str, root: Path, *, trust: bool = False) -> Replay:
         hook, step, expected = manifest["hook"], int(manifest["step"]), manifest["message"]
         why = partial(_doubt, where, manifest["config"])
         require_trust(manifest["config"], f"the dump {where}", why, trust=trust)
-        config = validate(manifest["config"], {})
+        config = validate(manifest["config"], {}, existing=True)
     except (CorruptCheckpoint, KeyError) as error:
         raise UserError(f"{where} is damaged or not a crash dump: {error}") from error
     config = replace(config, compute=replace(config.compute, on_nonfinite="raise"))

@@ -164,10 +164,19 @@ def compile_mode(
     Whether it was done before does not count: a command means the same run today and tomorrow.
     """
     asked = config.compute.compile
+    compiles = getattr(catalog.workflow_class(config.algorithm), "compiles", True)
     if asked == "on" and not compiler:
         raise UserError("compute.compile is on, but no C++ compiler (g++) was found")
+    if asked == "on" and not (compiles or (_acts_purely(config) and _is_simulated(config))):
+        raise UserError(
+            f"compute.compile is on, but {config.algorithm.name} has nothing to compile on "
+            f"{config.environment.id}: leave it at auto"
+        )
     if asked != "auto":
         return asked
+    # Parts that somebody else wrote may not compile, and other optimizers cannot.
+    if config.components or config.optimizers:
+        return "off"
     # A memory is unrolled, which takes minutes to compile; convolutions gain nothing; for a GPU the
     # toolkit with its headers would be needed, which few have.
     hopeless = config.network.memory.type != "none" or sees_images(config, spec)
@@ -185,10 +194,13 @@ def _repays(config: RunConfig) -> bool:
     """Whether the planned gradient steps take longer than compiling what they need."""
     plan = getattr(config.algorithm, "gradient_steps", None)  # algorithms that can tell
     # The update, and where policy and simulator can be compiled, rollouts.
-    pure = _acts_purely(config)
-    simulated = resolve_vectorization(config.environment, compiled=pure) == "torch"
-    functions = 2 if pure and simulated else 1
+    functions = 2 if _acts_purely(config) and _is_simulated(config) else 1
     return plan is not None and plan(config) * SAVED_SECONDS > functions * COMPILE_SECONDS
+
+
+def _is_simulated(config: RunConfig) -> bool:
+    """Whether the environment can be compiled into a rollout."""
+    return resolve_vectorization(config.environment, compiled=True) == "torch"
 
 
 def _acts_purely(config: RunConfig) -> bool:

@@ -240,7 +240,7 @@ def load_config(directory: RunDirectory, *, trust: bool = False) -> RunConfig:
     name, why = f"run {directory.id}", partial(doubt, directory)
     require_trust(composed.tree, name, why, trust=trust)
     try:
-        return validate(composed.tree, composed.origins)
+        return validate(composed.tree, composed.origins, existing=True)
     except ConfigError as error:
         first, *others = error.problems
         more = f" (and {len(others)} more problems)" if others else ""

@@ -10,6 +10,7 @@ from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.schedule import Schedule, bind
 from rl_lab.orchestration import catalog
+from rl_lab.orchestration.components import part_problems, unused
 from rl_lab.orchestration.config import (
     RunConfig,
     free_config_class,
@@ -32,20 +33,23 @@ from rl_lab.orchestration.values import (
 
 T = TypeVar("T")
 COMBINED = ("algorithm", "buffers", "environment", "network")  # an algorithm's `check` sees these
-TARGETED = ("components",)  # blocks that may name classes at any depth
+TARGETED = ("components", "optimizers")  # blocks that may name classes at any depth
 
 
-def validate(tree: Mapping[str, Any], origins: Mapping[str, Origin]) -> RunConfig:
+def validate(
+    tree: Mapping[str, Any], origins: Mapping[str, Origin], *, existing: bool = False
+) -> RunConfig:
     """The typed config, or a ConfigError that lists every problem with the line it comes from.
 
-    What it names by path is imported: a config of somebody else goes through `trust.py` first.
+    What it names by path is imported: a config of somebody else goes through `trust.py` first. One
+    of an `existing` run may have options that decide nothing, which a new one may not.
     """
     checker = Checker(origins)
     parts = {"plugins": checker.plugins(tree.get("plugins"))}  # before any name is looked up
     tree = with_defaults(tree)
     parts |= {key: checker.targets(tree[key], key) for key in TARGETED if key in tree}
     config = checker.block(RunConfig, {**tree, **parts}, "")
-    checker.cross_checks(tree, config)
+    checker.cross_checks(tree, config, existing)
     checker.finish()
     try:
         return bind(config, config.training.total_timesteps)
@@ -388,7 +392,7 @@ class Checker:
                 f"unknown {registry.WORDS.get(kind, kind)} '{name}'{did_you_mean(name, known)}",
             )
 
-    def cross_checks(self, tree: Mapping[str, Any], config: RunConfig) -> None:
+    def cross_checks(self, tree: Mapping[str, Any], config: RunConfig, existing: bool) -> None:
         """What no single field can know; the algorithm's own `check` comes last."""
         wrappers = mapping(tree.get("environment")).get("wrappers")
         for index, block in enumerate(wrappers if isinstance(wrappers, list) else []):
@@ -403,6 +407,10 @@ class Checker:
             except (UserError, ValueError) as error:
                 for message in str(error).splitlines():
                     self.report(*phase_problem(message))
+        if not existing:
+            usual = Checker({}).block(type(config.network), {}, "network")
+            for path, message in (*part_problems(config), *unused(config, usual)):
+                self.report(path, message)
         for path, message in find_problems(config.training.interventions, config.algorithm):
             self.report(path, message)
         own_check: Callable[[RunConfig], list[str]] | None = getattr(

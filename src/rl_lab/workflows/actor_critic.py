@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -14,11 +14,14 @@ from rl_lab.core.tree import map_leaves
 from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.model import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import Optimized, Roles, Workflow
 
 
 class ActorCriticWorkflow(Workflow):
     """Acts by `self.model`. A subclass adds its optimisers, then calls `bind_policy`."""
+
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
 
     def initialize(self, context: WorkflowContext) -> None:
         """Build the network."""

@@ -19,7 +19,7 @@ from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Discrete
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import Optimized, Roles, Workflow
 
 MOST_CELLS = 100_000_000  # environments x contexts x arms
 
@@ -195,7 +195,10 @@ class BanditAgent(Workflow):
     """An agent for each environment. `values` is what a deterministic agent maximises."""
 
     actions: ClassVar[str] = "discrete"
-
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("values", "counts")
     config: Any
     first_value: float = 0.0

@@ -23,6 +23,8 @@ from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.state import Stateful, Tree
 
 LearnsFrom = Literal["rollouts", "transitions", "sequences"]
+Roles = Mapping[str, tuple[str, ...]] | None  # parts by name, and what is called of each
+Optimized = tuple[str, ...] | None  # names of what is trained
 VALUES = "values"  # where plain attributes live in a workflow's saved state
 
 
@@ -32,6 +34,12 @@ class Workflow(ABC):
     Config: ClassVar[type | None] = None  # the dataclass of the `algorithm` block
     phases: ClassVar[list[dict[str, Any]]] = []  # default phases; [] = collect, then every update
     requires: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # component role -> methods called
+    # Parts that `components:` may replace, and what `optimizers:` may train; None: not declared, so
+    # whatever is written there is made and handed over.
+    roles: ClassVar[Roles] = None
+    optimized: ClassVar[Optimized] = None
+    uses_network: ClassVar[bool] = True  # `network:` decides anything
+    compiles: ClassVar[bool] = True  # its updates can be compiled
     defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used where the user says nothing
     learns_from: ClassVar[LearnsFrom] = "rollouts"  # the kind of buffer that updates need
     actions: ClassVar[str] = "both"  # that it can take: discrete, continuous or both

@@ -17,7 +17,7 @@ from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at
 from rl_lab.core.spec import Box
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import Optimized, Roles, Workflow
 from rl_lab.workflows.earning import require_positive
 
 STARTED = "started"  # whether an episode has had its first action, [N]
@@ -42,6 +42,10 @@ class BrownianWorkflow(Workflow):
 
     actions: ClassVar[str] = "continuous"
 
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     Config: ClassVar[type | None] = BrownianConfig
     config: BrownianConfig
 

@@ -36,16 +36,19 @@ from rl_lab.core.compiled import Compiled
 from rl_lab.core.optim import FlatOptimizer, LaPropConfig, Loss, OptimizerConfig, scalar
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.returns import lambda_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box
 from rl_lab.core.target import Target, lending
-from rl_lab.core.tree import picked
-from rl_lab.networks.dreaming import Dreamed, Lesson, learn_in_dreams, replayed_lesson
+from rl_lab.core.tree import picked, rows_at
+from rl_lab.networks.dreaming import Dreamed, Lesson, Returns, learn_in_dreams, replayed_lesson
 from rl_lab.networks.rssm import State
 from rl_lab.networks.world_actor import WorldActor
 from rl_lab.networks.worlds import Scalar, WorldModel
+from rl_lab.workflows.base import Optimized, Roles
 from rl_lab.workflows.earning import averages, require_positive
-from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow, require_not_negative
+from rl_lab.workflows.worlds import BELIEF, DREAMER_PARTS, WorldConfig, WorldWorkflow
+from rl_lab.workflows.worlds import require_not_negative as not_negative
 
 SCALES = {
     "dynamics": "dynamics_scale",
@@ -116,7 +119,7 @@ class DreamerV3Config(WorldConfig):
         super().__post_init__()
         require_positive(self, "model_rate", "actor_rate", "critic_rate")
         weights = ("entropy", "exploration_noise", "slow_regularizer", "replay_value_scale")
-        require_not_negative(self, *SCALES.values(), *weights)
+        not_negative(self, *SCALES.values(), *weights)
         for name, least in {"horizon": 1, "slow_every": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -186,13 +189,17 @@ def reinforce_loss(
 
 
 def critic_loss(
-    critic: Scalar, dreams: Lesson, rows: Batch | None, scales: dict[str, Tensor]
+    critic: Scalar,
+    dreams: Lesson,
+    rows: Batch | None,
+    scales: dict[str, Tensor],
+    returns: Returns = lambda_return,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Values that foresee returns, of dreams and of real rows; near the slow critic's, if any."""
     lessons: list[tuple[Lesson, float | Tensor]] = [(dreams, 1.0)]
     if rows is not None:
         gamma, lambda_ = scales["gamma"], scales["lambda"]
-        replayed = replayed_lesson(rows, dreams, gamma=gamma, lambda_=lambda_)
+        replayed = replayed_lesson(rows, dreams, gamma=gamma, lambda_=lambda_, returns=returns)
         lessons.append((replayed, scales["replay"]))
     loss = torch.zeros((), device=dreams.returns.device)
     for lesson, scale in lessons:
@@ -235,6 +242,8 @@ class Dreamer(WorldWorkflow):
     """Dreamer v3: model-based actor-critic that learns in imagination; discrete latents, symlog."""
 
     Config: ClassVar[type | None] = DreamerV3Config
+    roles: ClassVar[Roles] = DREAMER_PARTS
+    optimized: ClassVar[Optimized] = ("world_model", "actor", "critic")
     phases: ClassVar[list[dict[str, Any]]] = [{"name": "train", "hooks": ["collect", "update"]}]
     defaults: ClassVar[Mapping[str, Any]] = {
         "buffers": {"replay": {"type": "sequence", "online": True, "latents": True}}
@@ -244,27 +253,23 @@ class Dreamer(WorldWorkflow):
     def initialize(self, context: WorkflowContext) -> None:
         """Build the world model, the actor and both critics, and their optimisers."""
         super().initialize(context)
-        config, space = self.config, context.spec.action
-        self.world = WorldModel(config, context.spec).to(context.device)
-        inputs = self.world.feature_dim
-        is_box = isinstance(space, Box)
+        config, space, parts = self.config, context.spec.action, context.components
+        self.world = WorldModel(config, context.spec, parts).to(context.device)
+        inputs, is_box = self.world.feature_dim, isinstance(space, Box)
         self.dynamics_gradient = config.actor_gradient == "dynamics" or (
             config.actor_gradient == "auto" and is_box
         )
-        self.actor = WorldActor(
-            inputs,
-            space,
-            config,
-            unimix=config.actor_unimix,
-            squashed=config.squashed and is_box,
-        ).to(context.device)
-        self.critic = Scalar(inputs, config).to(context.device)
+        more = {"unimix": config.actor_unimix, "squashed": config.squashed and is_box}
+        actor = parts.get("actor", WorldActor)(inputs, space, config, **more)
+        self.actor = actor.to(context.device)
+        self.critic = parts.get("critic", Scalar)(inputs, config).to(context.device)
         self.slow_critic = Target(self.critic)
         compiled = context.config.compute.compile == "on"
-        optimizer = partial(FlatOptimizer, config=config.optimizer, compile=compiled)
-        self.world_optimizer = optimizer(self.world, world_loss)
+        self.world_optimizer = self.make_optimizer("world_model", self.world, world_loss)
+        returns = parts.get("returns", lambda_return)
         learn = partial(
             learn_in_dreams,
+            returns=returns,
             slow_target=config.slow_target,
             near_slow=bool(config.slow_regularizer),
             follow_spread=config.normalize_returns,
@@ -277,8 +282,9 @@ class Dreamer(WorldWorkflow):
         else:
             pure = lending(learn, *judges, self.actor)
             self.learn_in_dreams = Compiled(pure, "dreams") if compiled else pure
-        self.actor_optimizer = optimizer(self.actor, loss)
-        self.critic_optimizer = optimizer(self.critic, critic_loss)
+        self.actor_optimizer = self.make_optimizer("actor", self.actor, loss)
+        values_loss = partial(critic_loss, returns=returns)
+        self.critic_optimizer = self.make_optimizer("critic", self.critic, values_loss)
         self.spread = torch.zeros(2, device=context.device)  # low and high percentile of returns
         self.exploration_noise = at(config, 0).exploration_noise
         self.controls_earned = Earned(seen=config.learning_starts)
@@ -288,7 +294,7 @@ class Dreamer(WorldWorkflow):
         self.dream_rng = context.rng.torch("dream", context.device)
         self.action_rng = context.rng.torch("action", context.device)
         constant = torch.Generator(context.device).manual_seed(0)
-        self.fixed_noise = partial(_at, self.world.noise((FIXED,), constant))
+        self.fixed_noise = partial(rows_at, self.world.noise((FIXED,), constant))
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """Three."""
@@ -484,11 +490,6 @@ class DreamerV1(DreamerV2):
     """Dreamer v1: model-based actor-critic that learns in imagination; Gaussian latents."""
 
     Config: ClassVar[type | None] = DreamerV1Config
-
-
-def _at(table: Tensor, frame: Tensor) -> Tensor:
-    """The rows of a table that belong to these frames."""
-    return table[frame % len(table)]
 
 
 def _renamed(metrics: Metrics, part: str) -> Metrics:

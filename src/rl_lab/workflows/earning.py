@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from rl_lab.core.actions import random_action
 from rl_lab.core.batch import Action, CollectResult, Metrics
 from rl_lab.core.clock import Earned
-from rl_lab.core.errors import NonFiniteError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.optim import FlatOptimizer, Loss, OptimizerConfig, scalar
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import extremes
-from rl_lab.workflows.base import Workflow
+from rl_lab.core.torch_optim import TorchOptimizer
+from rl_lab.workflows.base import Optimized, Roles, Workflow
 
 LONGEST = 32  # frames of sequences that are worth compiling: a memory is unrolled
 
@@ -125,6 +127,8 @@ class EarningConfig:
 class EarningWorkflow(Workflow):
     """Collect a little, then take the gradient steps that were earned."""
 
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
     config: Any
 
     def initialize(self, context: WorkflowContext) -> None:
@@ -195,6 +199,16 @@ class EarningWorkflow(Workflow):
         device = self.context.device
         norm = scalar(now.max_grad_norm, device)
         return {"learning_rate": scalar(learning_rate, device), "max_grad_norm": norm}
+
+    def make_optimizer(self, name: str, module: nn.Module, loss: Loss) -> FlatOptimizer:
+        """What trains a part: the one that `optimizers:` names, else the algorithm's own."""
+        settings = self.config.optimizer
+        compiled = type(self).compiles and self.context.config.compute.compile == "on"
+        if (other := self.context.optimizers.get(name)) is None:
+            return FlatOptimizer(module, loss, settings, compile=compiled)
+        if compiled:
+            raise UserError(f"optimizers.{name} cannot be compiled: set compute.compile=off")
+        return TorchOptimizer(module, loss, settings, other)
 
     @abstractmethod
     def optimizers(self) -> dict[str, FlatOptimizer]:

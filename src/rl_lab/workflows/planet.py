@@ -43,6 +43,7 @@ from rl_lab.networks.worlds import Seen, WorldModel
 from rl_lab.planning.cem import planner_noise
 from rl_lab.planning.planner import PlannerConfig, plan_actions
 from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances
+from rl_lab.workflows.base import Optimized
 from rl_lab.workflows.earning import averages, require_positive
 from rl_lab.workflows.worlds import BELIEF, WorldConfig, WorldWorkflow, require_not_negative
 
@@ -206,6 +207,7 @@ class PlaNet(WorldWorkflow):
     """PlaNet: model-based; plans with CEM in a learned latent dynamics model (RSSM)."""
 
     Config: ClassVar[type | None] = PlaNetConfig
+    optimized: ClassVar[Optimized] = ("world_model",)
     config: PlaNetConfig
 
     def initialize(self, context: WorkflowContext) -> None:
@@ -221,9 +223,8 @@ class PlaNet(WorldWorkflow):
                 f"algorithm.planner.type mppi plans Box actions, '{context.spec.id}' has Discrete: "
                 "use cem"
             )
-        self.world = WorldModel(config, context.spec).to(context.device)
-        compiled = context.config.compute.compile == "on"
-        self.optimizer = FlatOptimizer(self.world, planet_loss, config.optimizer, compile=compiled)
+        self.world = WorldModel(config, context.spec, context.components).to(context.device)
+        self.optimizer = self.make_optimizer("world_model", self.world, planet_loss)
         now = at(config, 0)
         self.exploration_noise, self.gamma = now.exploration_noise, now.gamma
         self.latent_rng = context.rng.torch("latents", context.device)

@@ -34,7 +34,7 @@ from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
-from rl_lab.core.sequences import as_rows, as_sequences, concatenate, longest_sequence, take
+from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
 from rl_lab.core.tree import map_leaves
 from rl_lab.networks.model import ActorCritic
 from rl_lab.workflows.actor_critic import ActorCriticWorkflow
@@ -115,23 +115,24 @@ class PPOConfig:
         return run.training.total_timesteps / rows * self.epochs * self.minibatch_count(rows)
 
     def choices(self, run: Any) -> dict[str, Any]:
-        """What is chosen where nothing is said, and is not what the options say by themselves."""
+        """What is chosen where nothing is said, if it is not what a default says."""
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
-        fits = self.sequence_length is not None or length in (1, self.rollout_steps)
-        return {} if fits else {"sequence_length": length}
+        said = length in (1, self.rollout_steps, self.sequence_length)
+        return {} if said else {"sequence_length": length}
 
     def sequence_steps(self, has_memory: bool, num_envs: int) -> int:
         """Length of the sequences in a minibatch; single rows without a memory."""
         if not has_memory or self.sequence_length is not None:
             return (self.sequence_length or 1) if has_memory else 1
         count = self.minibatch_count(self.rollout_steps * num_envs)
-        return longest_sequence(self.rollout_steps, num_envs, count)
+        return longest_fit(self.rollout_steps, num_envs, count)
 
     def last_rollout(self, steps: int, has_memory: bool, num_envs: int) -> int:
-        """Its vector steps, at least `steps`: one minibatch or more, sequences whole or single."""
-        rows, length = self.rollout_steps * num_envs, self.sequence_steps(has_memory, num_envs)
-        steps = max(steps, -(-rows // (self.minibatch_count(rows) * num_envs)))
-        return min(-(-steps // length) * length if steps > length else steps, self.rollout_steps)
+        """Its vector steps, at least `steps`: a minibatch or more, and sequences of one length."""
+        count = self.minibatch_count(self.rollout_steps * num_envs)
+        steps = max(steps, -(-self.rollout_steps // count))
+        length = evenly(steps, self.sequence_steps(has_memory, num_envs))
+        return min(-(-steps // length) * length, self.rollout_steps)
 
     def equal_minibatches(self, rows: int, pieces: int, usual: int) -> int:
         """How many; in a last rollout of fewer rows than `usual`, none smaller than before."""
@@ -145,9 +146,8 @@ class PPOConfig:
 
     def minibatch_count(self, rows: int) -> int:
         """Minibatches per epoch."""
-        if self.batch_size is None:
-            return self.minibatches or 4
-        return max(rows // self.batch_rows(rows), 1)
+        given = self.batch_size is not None
+        return max(rows // self.batch_rows(rows), 1) if given else self.minibatches or 4
 
 
 def clipped_surrogate(
@@ -273,7 +273,7 @@ class PPO(ActorCriticWorkflow):
     def _credit(self, batch: Batch, now: PPOConfig) -> tuple[Batch, Metrics]:
         """One learner pass over the rollout: old log-probs, values, advantages; as sequences."""
         ended = batch[TERMINATED] | batch[TRUNCATED]
-        length = min(now.sequence_steps(self.model.has_memory, ended.shape[1]), len(ended))
+        length = evenly(len(ended), now.sequence_steps(self.model.has_memory, ended.shape[1]))
         seen = self.model.unroll(
             batch[OBS], batch[ACTION], batch[NEXT_OBS], batch[STATE], batch[RESET], ended, length
         )
@@ -328,9 +328,9 @@ class PPO(ActorCriticWorkflow):
         limit = torch.tensor(now.max_grad_norm, device=device)
         learn = self.optimizer.on(rows, hyper, learning_rate=rate, max_grad_norm=limit)
         steps: list[Metrics] = []
-        size, pieces = rows[ADVANTAGE].numel(), rows[ADVANTAGE].shape[-1]  # single rows, sequences
+        pieces = rows[ADVANTAGE].shape[-1]  # single rows, or sequences
         usual = now.rollout_steps * self.context.train_environment.num_envs
-        count = now.equal_minibatches(size, pieces, usual)
+        count = now.equal_minibatches(rows[ADVANTAGE].numel(), pieces, usual)
         for _ in range(now.epochs):
             order = torch.randperm(pieces, generator=self.order_rng).to(device)
             for index in order.chunk(count):

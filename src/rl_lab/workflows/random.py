@@ -7,7 +7,7 @@ from rl_lab.core.actions import random_action
 from rl_lab.core.batch import Action
 from rl_lab.core.options import option
 from rl_lab.core.protocols import WorkflowContext
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import Optimized, Roles, Workflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,10 @@ class RandomConfig:
 class RandomWorkflow(Workflow):
     """Random policy: a baseline that learns nothing."""
 
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     Config: ClassVar[type | None] = RandomConfig
 
     def initialize(self, context: WorkflowContext) -> None:

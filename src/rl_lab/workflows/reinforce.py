@@ -172,6 +172,7 @@ class Reinforce(ActorCriticWorkflow):
     """REINFORCE: on-policy Monte Carlo policy gradient, with or without a baseline."""
 
     Config: ClassVar[type | None] = ReinforceConfig
+    compiles: ClassVar[bool] = False
     config: ReinforceConfig
 
     def initialize(self, context: WorkflowContext) -> None:

@@ -31,7 +31,7 @@ from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Discrete, MultiDiscrete, Observation
-from rl_lab.workflows.base import Workflow
+from rl_lab.workflows.base import Optimized, Roles, Workflow
 
 MOST_CELLS = 100_000_000  # of a table: 800 MB, and as much for the visits
 
@@ -149,7 +149,10 @@ class Tabular(Workflow):
     """A table of action values, acted on epsilon-greedily."""
 
     actions: ClassVar[str] = "discrete"
-
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
     config: Any
 

@@ -1,9 +1,9 @@
 """World Models: V sees, M foresees, C acts (Ha and Schmidhuber 2018, arXiv:1803.10122).
 
-Reads top to bottom: config, workflow. A convolutional VAE (V) makes a few
-numbers z of a frame; an LSTM with mixture heads (M) foresees the next z, and its memory h is what
-single frames do not show; a linear controller (C) acts on [z, h]. V and M learn from what was
-collected at random, C by CMA-ES, from returns in the environment or in M's dreams.
+Reads top to bottom: config, workflow. A convolutional VAE (V) makes a few numbers z of a frame; an
+LSTM with mixture heads (M) foresees the next z, and its memory h is what single frames do not show;
+a linear controller (C) acts on [z, h]. V and M learn from what was collected at random, C by
+CMA-ES, from returns in the environment or in M's dreams.
 
 Departures from the paper (docs/algorithms/world_models.md has the whole list, with numbers): V's
 convolutions are padded and its decoder mirrors its encoder; M also predicts rewards, and ends in
@@ -61,7 +61,7 @@ from rl_lab.networks.memory.recurrent import State
 from rl_lab.networks.vae import ConvVAE, draw, require_image, vae_loss
 from rl_lab.planning.cma_es import CMAES
 from rl_lab.planning.trials import Trials
-from rl_lab.workflows.base import LearnsFrom
+from rl_lab.workflows.base import LearnsFrom, Optimized, Roles
 from rl_lab.workflows.earning import (
     EarningConfig,
     EarningWorkflow,
@@ -69,8 +69,9 @@ from rl_lab.workflows.earning import (
     require_positive,
     window_problems,
 )
-from rl_lab.workflows.worlds import open_loop, wanted_dream
+from rl_lab.workflows.worlds import FRAME_PARTS, open_loop, wanted_dream
 
+DEFAULTS = {"representation": ConvVAE, "dynamics": MDNRNN}  # where `components:` says nothing
 FITNESS = "fitness"  # of the candidates of a generation, [population]
 FORESEEN = 16  # frames of a picture's open-loop prediction, at most
 FEWEST = 4  # candidates of a generation
@@ -193,6 +194,10 @@ class WorldModels(EarningWorkflow):
     """World Models: model-based; VAE and MDN-RNN, with a controller searched by CMA-ES."""
 
     Config: ClassVar[type | None] = WorldModelsConfig
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    roles: ClassVar[Roles] = FRAME_PARTS
+    optimized: ClassVar[Optimized] = ("vae", "dynamics")
     learns_from: ClassVar[LearnsFrom] = "sequences"
     unit_actions: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
@@ -212,17 +217,17 @@ class WorldModels(EarningWorkflow):
     def initialize(self, context: WorkflowContext) -> None:
         """Build V, M and the search for C, and what is known of the generation in play."""
         super().initialize(context)
-        config, spec = self.config, context.spec
+        config, spec, self.space = self.config, context.spec, context.spec.action
         if isinstance(spec.action, MultiDiscrete):
             raise UserError(f"world_models has one choice per step, '{spec.id}' has more: use ppo")
         self.image = require_image(spec.observation, len(config.channels), spec.id)
-        self.space = spec.action
         self.squash = require_squashings(config.squash, spec.action, spec.id)
         device, size = context.device, vector_size(spec.action)
-        self.vae = ConvVAE(self.image, config.latent, config.channels).to(device)
-        self.dynamics = MDNRNN(config.latent, size, config.hidden, config.mixtures).to(device)
-        self.vae_optimizer = FlatOptimizer(self.vae, vae_loss, config.optimizer)
-        self.dynamics_optimizer = FlatOptimizer(self.dynamics, dynamics_loss, config.optimizer)
+        see, foresee = (context.components.get(*each) for each in DEFAULTS.items())
+        self.vae = see(self.image, config.latent, config.channels).to(device)
+        self.dynamics = foresee(config.latent, size, config.hidden, config.mixtures).to(device)
+        self.vae_optimizer = self.make_optimizer("vae", self.vae, vae_loss)
+        self.dynamics_optimizer = self.make_optimizer("dynamics", self.dynamics, dynamics_loss)
         self.dynamics_earned = Earned(seen=config.learning_starts)
         features = config.latent + config.hidden * config.memory
         self.search = CMAES(

@@ -20,9 +20,27 @@ from rl_lab.networks.dreaming import CONTINUES, SEEN, foresight_pictures
 from rl_lab.networks.rssm import State
 from rl_lab.networks.world_config import WorldModelConfig
 from rl_lab.networks.worlds import WorldModel
-from rl_lab.workflows.base import LearnsFrom
+from rl_lab.workflows.base import LearnsFrom, Roles
 from rl_lab.workflows.earning import LONGEST, EarningConfig, EarningWorkflow, window_problems
 
+WORLD_PARTS = {  # what may be replaced, and what is called
+    "representation": ("out_dim",),
+    "dynamics": (
+        *("feature_dim", "initial", "noise", "observe", "observe_sequence"),
+        *("imagine_step", "features", "prior", "kl"),
+    ),
+    "decoder": ("loss", "decode"),
+}
+DREAMER_PARTS = {
+    **WORLD_PARTS,
+    "actor": ("draw", "mode", "judge", "to_action", "noise", "is_box", "squashed"),
+    "critic": ("mean", "loss"),
+    "returns": (),
+}
+FRAME_PARTS = {
+    "representation": ("encode", "decode", "pixels"),
+    "dynamics": ("initial_state", "step", "sequence", "predict", "noise"),
+}
 BELIEF = ("deter", "stoch")  # of a state: where the model thinks it is
 
 
@@ -76,6 +94,8 @@ class WorldConfig(WorldModelConfig, EarningConfig):
 class WorldWorkflow(EarningWorkflow):
     """A subclass makes `world` in `initialize`, and learns it from sequences."""
 
+    uses_network: ClassVar[bool] = False
+    roles: ClassVar[Roles] = WORLD_PARTS
     learns_from: ClassVar[LearnsFrom] = "sequences"
     unit_actions: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
