@@ -4,6 +4,7 @@ The file may come from anywhere, so reading it is bounded: size, depth, values o
 followed, digits of a number; and nothing but blocks, lists, text, numbers, true, false and null.
 """
 
+import errno
 import hashlib
 import json
 import re
@@ -120,7 +121,12 @@ def read_config(path: Path) -> Any:
 
 def read_bounded(path: Path) -> bytes:
     """The content of a regular file that is small enough to be a configuration."""
-    data = files.read_bounded(path, MAX_BYTES)
+    try:
+        data = files.read_bounded(path, MAX_BYTES)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise ValueError(f"larger than {MAX_BYTES // 1_000_000} MB: not a config file") from None
     depth = 0
     for bracket in re.finditer(rb"[\[\]{}]", data):  # a parser takes the square of that
         depth += 1 if bracket[0] in b"[{" else -1
