@@ -186,7 +186,7 @@ class PhaseScheduler:
             self.index += 1
             self.steps = self.updates = self.cycles = 0
 
-    def complaints(self, updates: int) -> list[str]:
+    def complaints(self, updates: int, num_envs: int = 1) -> list[str]:
         """What a finished run should be told, which took so many updates in all."""
         begun = self.phases[: self.begun]
         wanted = {phase.name: phase.until[0] for phase in begun if phase.until}
@@ -197,6 +197,12 @@ class PhaseScheduler:
         ]
         if not updates and any(hook.startswith("update") for each in begun for hook in each.hooks):
             said.append("nothing was learned: the buffer never had enough for one update")
+        collecting = [hook for phase in self.phases for hook in phase.hooks].count("collect")
+        if collecting > 1 and self.total_steps >= self.total_timesteps + num_envs:
+            said.append(  # of a single one it was told before
+                f"the run took {self.total_steps:,} steps, not total_timesteps "
+                f"{self.total_timesteps:,}: its last cycle could not be shorter"
+            )
         return said
 
     def get_state(self) -> dict[str, Any]:

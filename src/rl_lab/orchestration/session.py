@@ -314,7 +314,8 @@ def drive(
             with explaining_memory(config), _watched(orchestrator, directory, debug):
                 finished = orchestrator.run()
             if finished:
-                for said in orchestrator.scheduler.complaints(orchestrator.counters.updates):
+                envs = config.environment.num_envs
+                for said in orchestrator.scheduler.complaints(orchestrator.counters.updates, envs):
                     sinks.say(f"WARNING: {said}")
                 summary = record("finished", test=final_test(orchestrator))
                 stop = orchestrator.stop
