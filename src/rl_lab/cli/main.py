@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +17,7 @@ import typer.core
 
 from rl_lab.cli import bench, compare_commands, run_commands, spellings, sweep
 from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir, Trust, count
+from rl_lab.cli.printing import prints_to_stderr
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
@@ -504,7 +506,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words in ([], ["bench"], ["check"], ["index"], ["new"]):
         words.append("--help")
     try:
-        return app(words, prog_name=PROGRAM, standalone_mode=False) or 0
+        with prints_to_stderr() if "--json" in words else nullcontext():
+            return app(words, prog_name=PROGRAM, standalone_mode=False) or 0
     except UserError as error:
         return _fail(_explained(error, debug), 2, debug)
     except typer.TyperException as error:  # a wrong command, option or argument

@@ -1,18 +1,54 @@
 """How commands print: JSON for programs, aligned columns for people."""
 
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from rl_lab.records.formatting import visible
 from rl_lab.records.metrics import plain
 
+# While other prints go to stderr: the real stdout, and a copy of its descriptor if that was moved.
+_answers: list[tuple[TextIO, int | None]] = []
+
 
 def say(text: str = "") -> None:
     """One or more lines on stdout, at once."""
-    sys.stdout.write(f"{visible(text)}\n")
-    sys.stdout.flush()
+    stream, copy = _answers[-1] if _answers else (sys.stdout, None)
+    if copy is not None:
+        os.dup2(copy, 1)
+    try:
+        stream.write(f"{visible(text)}\n")
+        stream.flush()
+    finally:
+        if copy is not None:
+            os.dup2(2, 1)
+
+
+@contextmanager
+def prints_to_stderr() -> Iterator[None]:
+    """Only `say` writes to stdout: what environments and libraries print goes to stderr.
+
+    Also what they print from C, and in processes that they or we start.
+    """
+    stdout, copy = sys.stdout, None
+    with suppress(OSError, ValueError):  # no such descriptor, as in a notebook or a test
+        if stdout.fileno() == 1:
+            stdout.flush()
+            copy = os.dup(1)
+            os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    _answers.append((stdout, copy))
+    try:
+        yield
+    finally:
+        _answers.pop()
+        sys.stdout = stdout
+        if copy is not None:
+            os.dup2(copy, 1)
+            os.close(copy)
 
 
 def warn(text: str) -> None:

@@ -147,7 +147,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         # The envelope (format, files, sha256) never changes: a newer format is readable this far.
         version = int(fields["format"])
         listed = [*fields["files"].items(), *fields.get("chunks", {}).items()]
-        inside = all(Path(name).name == name for name, _ in listed)
+        inside = all(Path(name).name == name and name not in ("", "..") for name, _ in listed)
         typed = all({int(entry["size"]), int(entry["crc32"])} for _, entry in listed)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptCheckpoint(f"{file}: not a manifest: {error!r}") from error

@@ -7,6 +7,7 @@ runs only what is missing, and each pair of trial and seed is run exactly once.
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -235,8 +236,21 @@ def run_sweep(
             name=sweep.name,
             journal=folder / "journal.log",
         )
+        _check_trials(sweep, root, tuner)
         driver = Driver(sweep, root, tell, tuner, own_words(sweep), look)
         return driver, driver.run()
+
+
+def _check_trials(sweep: Sweep, root: Path, tuner: Tuner) -> None:
+    """A run of a trial that the journal does not have: its beginning or its end was lost."""
+    pattern = re.compile(rf"{re.escape(sweep.name)}-t(\d{{4,}})-s")
+    found = [int(match[1]) for path in root.iterdir() if (match := pattern.match(path.name))]
+    if found and max(found) >= (count := len(tuner.study.get_trials(deepcopy=False))):
+        raise UserError(
+            f"{sweep_folder(sweep, root) / 'journal.log'} is damaged (it has {count} trials, and "
+            f"there is a run of trial {max(found)}): put a copy of it back, or give the sweep "
+            "another name"
+        )
 
 
 def check(sweep: Sweep) -> None:

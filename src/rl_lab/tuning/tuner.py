@@ -8,19 +8,23 @@ What was tried is in a journal file that survives any kill; `optuna-dashboard` r
 """
 
 import json
+import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rl_lab.core.errors import UserError
 from rl_lab.core.seeding import integer
+from rl_lab.records.files import open_to_read
 from rl_lab.tuning.space import Choice, Dimension, Settings, Space, parse_space
 
 POINT = "rl_lab:point"  # a trial's attribute: its number in a grid, or among the first
 SEEDS = "rl_lab:seeds"  # what each seed was worth
-REFUSED = "rl_lab:refused"  # a constraint does not hold: nothing ran
+REFUSED = "rl_lab:refused"  # a constraint does not hold, or it was never drawn: nothing ran
+HALF_DRAWN = "rl_lab:half_drawn"  # the process was killed while it drew the settings
 FAILURES_IN_A_ROW = 1000  # points that no constraint allows
 
 
@@ -55,15 +59,22 @@ class Tuner:
             from optuna.storages import JournalStorage
             from optuna.storages.journal import JournalFileBackend
 
-            storage = JournalStorage(JournalFileBackend(str(journal)))
-        self.study = optuna.create_study(
-            study_name=name,
-            storage=storage,
-            load_if_exists=True,
-            direction="maximize" if direction == "max" else "minimize",
-            pruner=_pruner(pruner),
-            sampler=optuna.samplers.RandomSampler(seed=seed),
-        )
+            if journal.exists():
+                check_journal(journal)
+        with _damage_named(journal):
+            if journal is not None:
+                storage = JournalStorage(JournalFileBackend(str(journal)))
+            self.study = optuna.create_study(
+                study_name=name,
+                storage=storage,
+                load_if_exists=True,
+                direction="maximize" if direction == "max" else "minimize",
+                pruner=_pruner(pruner),
+                sampler=optuna.samplers.RandomSampler(seed=seed),
+            )
+            self._drop_half_drawn()
+            self.results()  # every value of every trial is there
+            self.open()
         self._enqueue(self.space.points() if method == "grid" else self.space.first)
 
     def suggest(self) -> Suggestion | None:
@@ -152,9 +163,22 @@ class Tuner:
             found[key] = value
         return found
 
+    def _drop_half_drawn(self) -> None:
+        """Trials of a process that was killed before it had drawn all settings: others come."""
+        for each in self.study.get_trials(deepcopy=False, states=[_state("RUNNING")]):
+            if set(each.params) < set(self.space.dimensions):
+                trial = _optuna().Trial(self.study, each._trial_id)
+                trial.set_user_attr(REFUSED, True)
+                trial.set_user_attr(HALF_DRAWN, True)
+                self.study.tell(each.number, state=_state("FAIL"))
+
     def _enqueue(self, points: Iterable[Settings]) -> None:
         """Points that are known beforehand, once, whenever a process was killed."""
-        there = {each.user_attrs.get(POINT) for each in self.study.get_trials(deepcopy=False)}
+        there = {
+            each.user_attrs.get(POINT)
+            for each in self.study.get_trials(deepcopy=False)
+            if HALF_DRAWN not in each.user_attrs
+        }
         for index, point in enumerate(points):
             if index not in there:
                 self.study.enqueue_trial(self._encoded(point), user_attrs={POINT: index})
@@ -167,6 +191,49 @@ class Tuner:
 
     def _waiting(self) -> bool:
         return bool(self.study.get_trials(deepcopy=False, states=[_state("WAITING")]))
+
+
+@contextmanager
+def _damage_named(journal: Path | None) -> Iterator[None]:
+    """Whatever Optuna raises over a damaged journal becomes one line."""
+    try:
+        yield
+    except (UserError, ImportError):
+        raise
+    except Exception as error:
+        if journal is None:
+            raise
+        reason = " ".join(str(error).split()) or "it does not fit together"
+        raise UserError(_damaged(journal, f"{type(error).__name__}: {reason[:120]}")) from error
+
+
+def check_journal(journal: Path) -> None:
+    """`UserError` if a line of a journal is not an entry.
+
+    A killed writer may have left half a line at the end: it goes, or the next entry would be glued
+    to it. Only for the process that runs the sweep.
+    """
+    whole = 0
+    try:
+        with open_to_read(journal) as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                whole += len(line)
+                try:
+                    entry = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UserError(_damaged(journal, f"line {number} is not JSON")) from error
+                if not isinstance(entry, dict) or "op_code" not in entry:
+                    raise UserError(_damaged(journal, f"line {number} is no entry"))
+        if whole < journal.stat().st_size:
+            os.truncate(journal, whole)
+    except OSError as error:
+        raise UserError(f"{journal} cannot be read: {error.strerror}") from error
+
+
+def _damaged(journal: Path, reason: str) -> str:
+    return f"{journal} is damaged ({reason}): put a copy of it back, or give the sweep another name"
 
 
 def _optuna() -> Any:
