@@ -92,7 +92,7 @@ def test_the_world_model_learns_in_its_own_hook(folder, capsys):
 def test_a_local_algorithm_is_listed_with_its_file(folder, capsys):
     assert main(["algorithms", "--plugin", "my_algorithm.py"]) == 0
     listed = capsys.readouterr().out
-    assert re.search(r"my_algorithm +REINFORCE with a linear policy\.", listed)
+    assert re.search(r"my_algorithm +both +REINFORCE with a linear policy\.", listed)
     assert main(["algorithms", "my_algorithm", "--plugin", "my_algorithm.py"]) == 0
     assert "declares no options" in capsys.readouterr().out
 
