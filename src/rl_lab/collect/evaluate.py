@@ -126,9 +126,9 @@ def evaluate(
                 else:
                     measured[name] = measured.get(name, 0.0) + float(values[done < quota].sum())
             if record:
-                for index in range(env.num_envs):
-                    if step.valid is None or step.valid[index]:
-                        frames[index].append(picked(obs, index))
+                for place in range(env.num_envs):
+                    if step.valid is None or step.valid[place]:
+                        frames[place].append(picked(obs, place))
             for index in np.flatnonzero(ended):
                 if done[index] < quota[index]:
                     returns[index].append(float(total[index]))
