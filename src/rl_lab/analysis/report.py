@@ -31,7 +31,7 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.display import Display, load_display
 from rl_lab.records.files import check_folder, open_to_read, read_bounded
-from rl_lab.records.formatting import format_duration, sparkline
+from rl_lab.records.formatting import format_duration, saved_as, sparkline
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.sinks import Sink
@@ -125,7 +125,7 @@ def _pictured(drawing: str) -> list[Block]:
 def _what(run: Run) -> list[Block]:
     summary = run.summary
     exact = "bit for bit" if summary.get("resume_exact") else "inexact"
-    level = summary.get("snapshot_level")
+    how = saved_as(summary.get("snapshot_level"))
     parameters = (summary.get("parameters") or {}).get("total")
     facts = {
         "run": run.directory.path.name,
@@ -141,7 +141,7 @@ def _what(run: Run) -> list[Block]:
         "parameters": None if parameters is None else f"{parameters:,}",
         "wall time": format_duration(summary.get("wall_time") or 0.0),
         "fork of": run.parent and f"{run.parent.id} at step {run.parent.step:,}",
-        "resumed": f"{summary.get('resumes') or 0} times, {exact} ({level})",
+        "resumed": f"{summary.get('resumes') or 0} times, {exact} (environment: {how})",
         "lost workers": summary.get("lost_workers") or None,
     }
     rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]

@@ -6,6 +6,7 @@ from typing import Any
 
 from rl_lab.cli.printing import pairs, say, say_json, spread, table
 from rl_lab.records.display import Display, load_display
+from rl_lab.records.formatting import saved_as
 from rl_lab.records.index import row_of, true_status
 from rl_lab.records.metrics import STEP, iterate_metrics
 
@@ -14,11 +15,6 @@ FROM_SUMMARY = (
     *("test", "wall_time", "resumes", "snapshot_level", "resume_exact", "error"),
     *("lost_workers", "parameters", "efficiency", "parent", "cleaned"),
 )
-SAVED_AS = {  # how a checkpoint holds the environments, by its snapshot level
-    "E0": "state saved",
-    "E1": "actions replayed",
-    "E3": "new episodes",
-}
 
 
 def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
@@ -35,7 +31,7 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
     if facts["best"] is not None:
         best = f"{facts['best']:,.1f} at step {facts['best_step']:,}"
     exact = "bit for bit" if facts["resume_exact"] else "inexact"
-    how = SAVED_AS.get(facts["snapshot_level"] or "", "unknown")
+    how = saved_as(facts["snapshot_level"])
     lost = f", {facts['lost_workers']} workers lost" if facts["lost_workers"] else ""
     keys = ("id", "name", "path", "status", "error", "algorithm", "environment", "seed", "device")
     lines = {key: facts[key] for key in keys if facts[key] is not None}

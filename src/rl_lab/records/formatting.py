@@ -77,3 +77,9 @@ def _block(value: float, low: float, high: float) -> str:
         return BLOCKS[len(BLOCKS) // 2 - 1]
     share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves: the range itself may overflow
     return BLOCKS[min(int(share * len(BLOCKS)), len(BLOCKS) - 1)]
+
+
+def saved_as(level: str | None) -> str:
+    """How a checkpoint holds the environments, by their snapshot level, in words."""
+    known = {"E0": "state saved", "E1": "actions replayed", "E3": "new episodes"}
+    return known.get(level or "", "unknown")
