@@ -243,7 +243,7 @@ def test_runs_are_rows(root):
 
 
 def test_load_policy_acts_on_one_observation_and_on_a_batch(root):
-    policy = rl_lab.load_policy("@best", runs_dir=root)
+    policy = rl_lab.load_policy("@best:CartPole-v1", runs_dir=root)
     environment = gym.make("CartPole-v1")
     obs, _ = environment.reset(seed=0)
     action = policy.act(obs)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rl_lab.cli.printing import say, say_json, spread, table, warn
 from rl_lab.core.errors import UserError
+from rl_lab.records.formatting import from_here
 
 SMALL = ("training.total_timesteps=2_000", "evaluation.test_episodes=2", "compute.compile=off")
 RESUME_WORD = "training.resume_path"
@@ -307,9 +308,9 @@ def _result(outcome: Any) -> str:
     else:
         total = summary["total_timesteps"]
         lines.append(f"{summary['status']} at step {summary['env_steps']:,} of {total:,}")
-    lines.append(f"run: {outcome.run.path}")
+    lines.append(f"run: {from_here(outcome.run.path)}")
     if (page := outcome.run.path / "report.html").exists():
-        lines.append(f"report: {page}")
+        lines.append(f"report: {from_here(page)}")
     return "\n".join(lines)
 
 

@@ -91,7 +91,9 @@ def fork(
     """
     if schedules not in SCHEDULES:
         raise UserError(f"schedules must be stretch or keep, got '{schedules}'")
-    origin = find_origin(*find_run(reference, root), trust=trust)
+    root = root.absolute()  # an environment may change the working directory
+    parent, which = find_run(reference, root)
+    origin = find_origin(RunDirectory(parent.path.absolute()), which, trust=trust)
     composed = compose(None, overrides, run_config=origin.run.config_file)
     sinks = Sinks([], None)
     config = validate(composed.tree, composed.origins, existing=True)

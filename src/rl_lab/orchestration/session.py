@@ -34,6 +34,7 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.config_file import load_tree
+from rl_lab.records.formatting import from_here
 from rl_lab.records.index import Index, row_of
 from rl_lab.records.mark import doubt, write_mark
 from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
@@ -89,6 +90,7 @@ def train(
 
     With `debug`, weight statistics and a profile are written into its `logs/`.
     """
+    root = root.absolute()  # an environment may change the working directory
     sinks = Sinks([], None)
     config = settle(config, sinks)
     warm = find_weights(config.training.warm_start, root)
@@ -152,7 +154,9 @@ def resume(
     trust: bool = False,
 ) -> Outcome:
     """Continue a run from its newest good checkpoint, or from the one that is named."""
+    root = root.absolute()  # an environment may change the working directory
     directory, which = find_run(reference, root)
+    directory = RunDirectory(directory.path.absolute())
     with directory.lock():
         directory.clean()
         directory.check_complete()
@@ -351,7 +355,7 @@ def explain_failure(
     steps = orchestrator.store.steps()
     begin = f"from the checkpoint at step {steps[-1]:,}" if steps else "from the first step"
     error.add_note(
-        f"to go on {begin}: rl-lab train --resume {directory.path} "
+        f"to go on {begin}: rl-lab train --resume {from_here(directory.path)} "
         f"(the whole traceback is in its {directory.log_file.relative_to(directory.path)})"
     )
 

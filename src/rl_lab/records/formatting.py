@@ -4,8 +4,10 @@ import json
 import math
 import unicodedata
 from collections.abc import Sequence
+from pathlib import Path
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+START = Path.cwd()  # before anything else could change it
 GAP = "·"  # a cell of a sparkline in which nothing was finite
 
 
@@ -83,3 +85,8 @@ def saved_as(level: str | None) -> str:
     """How a checkpoint holds the environments, by their snapshot level, in words."""
     known = {"E0": "state saved", "E1": "actions replayed", "E3": "new episodes"}
     return known.get(level or "", "unknown")
+
+
+def from_here(path: Path) -> str:
+    """A path as it is typed in the folder where this process was started."""
+    return str(path.relative_to(START) if path.is_relative_to(START) else path)
