@@ -86,8 +86,11 @@ WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND"}
 STREAM_FILES = ("cli/",)  # print and sys.stdout
 
 JUNK_DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc", "tools", "stuff"}
-LONGEST = 500
-BUDGETS = {"workflows/ppo.py": 350}
+LONGEST = 500  # lines; a longer file needs a reason
+LONGER = {
+    "cli/main.py": "one short function per command, mostly options and their help",
+    "orchestration/build.py": "the only wiring: splitting it would hide who is made where",
+}
 UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "torch.save", "torch.load", "yaml.load", "yaml.unsafe_load"}
 UNSAFE_CALLS |= {"yaml.full_load", "np.load", "numpy.load"}
@@ -167,12 +170,11 @@ def no_junk_drawers(package: Package) -> Breaches:
 
 
 def no_file_is_too_long(package: Package) -> Breaches:
-    limits = {path: BUDGETS.get(path, LONGEST) for path in package}
     lengths = {path: len(text.splitlines()) for path, text in package.items()}
     return [
-        f"{path}: {lengths[path]} lines, at most {limits[path]}"
-        for path in package
-        if lengths[path] > limits[path]
+        f"{path}: {count} lines: take something out, or give a reason in LONGER"
+        for path, count in lengths.items()
+        if count > LONGEST and path not in LONGER
     ]
 
 
