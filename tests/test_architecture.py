@@ -350,7 +350,6 @@ BREACHES = [
     (no_junk_drawers, "core/common/batch.py", ""),
     (no_junk_drawers, "networks/model_helpers.py", ""),
     (no_file_is_too_long, "core/state.py", "#\n" * 500),
-    (no_file_is_too_long, "workflows/ppo.py", "#\n" * 50),
     (every_module_says_what_it_is, "core/new.py", "x = 1"),
     (nothing_unsafe_is_loaded_or_run, "core/state.py", "import pickle"),
     (nothing_unsafe_is_loaded_or_run, "core/state.py", "from dill import loads"),
@@ -399,7 +398,7 @@ def test_every_rule_has_been_seen_to_fail():
 
 def test_what_is_listed_exists():
     package = real_package()
-    assert set(WRITERS) | set(BUDGETS) | set(PLAIN_LOOPS) <= set(package)
+    assert set(WRITERS) | set(LONGER) | set(PLAIN_LOOPS) <= set(package)
 
 
 def test_tests_keep_the_rules_of_length_and_names_too():

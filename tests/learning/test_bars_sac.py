@@ -30,6 +30,7 @@ def test_pendulum(tmp_path, steps, bar, seed):
     [
         ("CartPole-v1:sac", 400),
         ("MountainCarContinuous-v0:sac", 85),
+        ("MountainCarContinuous-v0:sac_gsde", 85),  # no bonus
         ("HalfCheetah-v5:sac", 4500),
         ("Hopper-v5:sac", 500),
         ("dm_control/cartpole-swingup:sac", 750),
