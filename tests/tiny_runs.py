@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from rl_lab.core.errors import ConfigError
 from rl_lab.core.state import Tree, fingerprint
 from rl_lab.orchestration.build import build_run
-from rl_lab.orchestration.catalog import workflow_class
 from rl_lab.orchestration.compose import compose
 from rl_lab.orchestration.config import RunConfig
 from rl_lab.orchestration.orchestrator import Orchestrator
@@ -37,11 +37,14 @@ def tiny_config(spec: str = "CartPole-v1:ppo_none", *overrides: str) -> RunConfi
     """A complete config of a small run. No preset: nothing fights the overrides."""
     own = SMALL_PPO if ":ppo" in spec else []
     words = [*SMALL, *own, *overrides]
-    composed = compose(spec, words)
-    algorithm = composed.tree["algorithm"]
-    if "_target_" in algorithm or workflow_class(algorithm["name"]).uses_network:
+    try:
         composed = compose(spec, [SMALL_NETWORK, *words])
-    return validate(composed.tree, composed.origins)
+        return validate(composed.tree, composed.origins)
+    except ConfigError as error:
+        if "has no effect" not in str(error):  # an algorithm without such a network
+            raise
+        composed = compose(spec, words)
+        return validate(composed.tree, composed.origins)
 
 
 def tiny_run(root: Path, spec: str = "CartPole-v1:ppo_none", *overrides: str) -> Outcome:

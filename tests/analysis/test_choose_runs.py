@@ -7,7 +7,7 @@ import pytest
 
 from made_runs import made_run
 from rl_lab.analysis.compare import compare
-from rl_lab.analysis.groups import group_runs, select_runs
+from rl_lab.analysis.groups import select_runs
 from rl_lab.analysis.plots import comparison_chart, legend
 from rl_lab.analysis.query import parse_filter
 from rl_lab.cli.main import main
@@ -140,9 +140,9 @@ def test_a_fork_that_has_nothing_of_its_own_yet_is_left_out(tmp_path):
     assert any(f"has no eval/return_mean: {child.id}" in line for line in found.warnings)
 
 
-def test_what_is_written_by_hand_into_a_summary_is_no_parent(tmp_path):
-    run = made_run(tmp_path, [1.0], summary={"parent": "abcdef"})
-    assert run.parent is None and group_runs([run])[0].method == "ppo"
+def test_a_parent_that_is_none_is_damage(tmp_path):
+    with pytest.raises(UserError, match="'parent' must be the id and the step of a run"):
+        made_run(tmp_path, [1.0], summary={"parent": "abcdef"})
 
 
 def test_list_shows_parents_where_there_are_some(tmp_path, capsys):

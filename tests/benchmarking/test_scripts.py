@@ -50,7 +50,7 @@ def test_the_loop_is_compared_with_the_same_calls(overhead, monkeypatch):
     monkeypatch.setattr(PPO, "update", watched)
     report = overhead.loop(1, 2_500, silent)
     bare, real = seen[: len(seen) // 2], seen[len(seen) // 2 :]
-    assert bare == real and len(bare) == 5  # 5 x 512 steps
+    assert bare == real and len(bare) == 10  # 10 x 256 steps
     assert [row["name"] for row in report.rows] == ["bare loop", "run"]
     assert "to the bare loop" in as_text(report, {})
 

@@ -175,8 +175,8 @@ def test_damaged_metrics(root, capsys, how):
 
 
 def test_values_of_the_wrong_kind_in_a_configuration(root, capsys):
-    text = "experiment: {seed: [1], name: {a: 1}, tags: 7}\nalgorithm: 5\ntraining: {1: 2, x: 3}\n"
-    bad = damaged_run(root, "config.yaml", text + "environment: {id: null, 5: {}}\n")
+    text = "experiment: {seed: [1], name: {a: 1}, tags: 7}\nalgorithm: 5\ntraining: {x: 3}\n"
+    bad = damaged_run(root, "config.yaml", text + "environment: {id: null}\n")
     check(root, bad, capsys, damaged=False)
 
 

@@ -51,8 +51,7 @@ def test_a_search_loads_the_families_that_are_installed():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("environment.num_envs=7", "— command line (environment.num_envs) and "),
-        ("algorithm.batch_size=100", "512 rows: not divisible into 5 minibatches — command line"),
+        ("algorithm.batch_size=100", "100 does not divide the rollout's 256 rows — command line"),
         ("algorithm.name=sac", "— command line (algorithm.name) and "),
         ("algorithm.name=pppo", "unknown algorithm 'pppo' (did you mean 'ppo'?) — command line"),
     ],

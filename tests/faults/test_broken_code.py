@@ -357,7 +357,10 @@ def test_a_broken_wrapper_is_told_in_one_sentence(
 RENDERS = {
     "missing": ("", r"'X' cannot be shown: it has no render\(\); `rl-lab evaluate` plays it"),
     "raises": ("def render(self): return {}['screen']", r"FILE:\d+ in render: KeyError: 'screen'"),
-    "none": ("def render(self): return None", r"'X' cannot be filmed: its render\(\) gives a None"),
+    "none": (
+        "def render(self): return None",
+        r"'X' cannot be recorded: its render\(\) gives a None",
+    ),
 }
 
 

@@ -76,7 +76,9 @@ def test_a_last_state_that_is_missing_is_an_error_and_a_resume_makes_up_for_it(
 
 
 def test_a_summary_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv(faults.VARIABLE, "file.after_write:error@3")  # after config and provenance
+    monkeypatch.setenv(
+        faults.VARIABLE, "file.after_write:error@4"
+    )  # after mark, config, provenance
     faults.reset()
     with pytest.raises(RunError, match=r"cannot write .*summary\.json: No space left on device"):
         train(tiny_config(), root=tmp_path)

@@ -155,7 +155,7 @@ def test_plug_ins_are_listed_and_checked(installed, capsys):
 def test_a_broken_plug_in_is_a_warning_until_it_is_used(installed, capsys, caplog):
     assert main(["algorithms"]) == 0
     listed = capsys.readouterr()
-    assert "ppo" in listed.out and "broken" not in listed.out
+    assert "ppo" in listed.out and "\nbroken " not in listed.out
     assert "warning: workflow 'broken' of the package broken_plugin does not load" in listed.err
     assert "'ppo' of the package broken_plugin is ignored: RL Lab itself" in caplog.text
     assert main(["envs", "broken"]) == 0

@@ -137,8 +137,8 @@ def test_what_is_where(tmp_path):
 def test_summary_is_valid_json_whatever_the_numbers(tmp_path):
     run = RunDirectory.create(tmp_path, "x")
     assert run.read_summary() == {}
-    run.write_summary({"best": math.nan, "list": [math.inf, 1.5], "nested": {"a": -math.inf}})
-    assert run.read_summary() == {"best": "nan", "list": ["inf", 1.5], "nested": {"a": "-inf"}}
+    run.write_summary({"score": math.nan, "list": [math.inf, 1.5], "nested": {"a": -math.inf}})
+    assert run.read_summary() == {"score": "nan", "list": ["inf", 1.5], "nested": {"a": "-inf"}}
     run.summary_file.write_text("{")
     with pytest.raises(UserError, match=r"summary\.json is not valid JSON"):
         run.read_summary()

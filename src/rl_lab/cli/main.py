@@ -27,7 +27,16 @@ WORDS = "SPEC|KEY=VALUE"
 
 GROUPS = {
     "Train": ("train", "sweep", "config", "algorithms", "envs"),
-    "Look at what was learned": ("evaluate", "play", "show", "list", "report", "compare", "export"),
+    "Look at what was learned": (
+        "evaluate",
+        "play",
+        "imagine",
+        "show",
+        "list",
+        "report",
+        "compare",
+        "export",
+    ),
     "Keep runs in order": ("tag", "cleanup", "verify", "replay-crash", "index"),
     "Extend and check": ("new", "check", "smoke", "bench"),
 }

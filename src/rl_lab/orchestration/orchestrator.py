@@ -177,7 +177,7 @@ class Orchestrator:
 
     def _ends_unmeasured(self) -> bool:
         """True if the run is over and nobody has evaluated what it learned last."""
-        return self.scheduler.next_action() is None and self.progress.measured_at != self._now()
+        return self.scheduler.current_phase() is None and self.progress.measured_at != self._now()
 
     def note(self, numbers: Mapping[str, float], *, mean: bool = False) -> None:
         """Metrics for the next row, and for the conditions of phases."""

@@ -69,13 +69,16 @@ def read_object(path: Path) -> dict[str, Any]:
 def check_folder(run: Path) -> None:
     """`UserError` if a run folder has a link that leaves it, a pipe or a device.
 
-    Links within the run, such as `checkpoints/best`, are fine, and so is a link to the run.
+    Links within the run, such as `checkpoints/best`, are fine, and so is a link to the run. W&B
+    links its logs in `wandb/`, into which nothing of ours writes.
     """
-    inside = os.path.realpath(run)
+    inside, foreign = os.path.realpath(run), str(run / "wandb")
     waiting = [str(run)]
     while waiting:
         with os.scandir(waiting.pop()) as entries:
             for entry in entries:
+                if entry.path == foreign and not entry.is_symlink():
+                    continue
                 if entry.is_symlink():
                     if not os.path.realpath(entry.path).startswith(f"{inside}{os.sep}"):
                         name = os.path.relpath(entry.path, run)
