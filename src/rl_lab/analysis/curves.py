@@ -94,7 +94,7 @@ class _Points:
 
     def _keep(self, points: Mapping[int, float]) -> None:
         ends = {min(points, key=points.__getitem__), max(points, key=points.__getitem__)}
-        for step in [step for step in points if step in ends]:
+        for step in points if len(points) <= 2 else [step for step in points if step in ends]:
             self.steps.append(step)
             self.values.append(points[step])
 
