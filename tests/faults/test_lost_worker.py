@@ -33,7 +33,10 @@ def test_the_summary_says_so_and_verify_names_it(tmp_path, capsys):
     assert lossy.summary["lost_workers"] == 1
     assert not lossy.summary["resume_exact"]
     assert main(["show", lossy.run.id, "--runs-dir", str(tmp_path)]) == 0
-    assert "inexact (E0), 0 so far, 1 workers lost" in capsys.readouterr().out
+    assert (
+        "inexact (environment: state saved), resumed 0 times, 1 workers lost"
+        in capsys.readouterr().out
+    )
     found = verify(lossy.run.id, tmp_path)
     assert not found.identical
     assert any("environment workers of it died or failed 1 times" in why for why in found.reasons)

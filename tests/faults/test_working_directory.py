@@ -13,8 +13,9 @@ from tiny_runs import SMALL, SMALL_PPO
 
 class WanderingEnv(CartPoleEnv):
     def reset(self, **arguments):
-        Path("elsewhere").mkdir(exist_ok=True)
-        os.chdir("elsewhere")
+        if Path.cwd().name != "elsewhere":
+            Path("elsewhere").mkdir(exist_ok=True)
+            os.chdir("elsewhere")
         return super().reset(**arguments)
 
 

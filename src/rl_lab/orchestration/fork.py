@@ -30,6 +30,7 @@ from rl_lab.orchestration.session import (
 from rl_lab.orchestration.validation import validate
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import remove, write_atomically
+from rl_lab.records.formatting import fixed
 from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
@@ -91,9 +92,9 @@ def fork(
     """
     if schedules not in SCHEDULES:
         raise UserError(f"schedules must be stretch or keep, got '{schedules}'")
-    root = root.absolute()  # an environment may change the working directory
     parent, which = find_run(reference, root)
-    origin = find_origin(RunDirectory(parent.path.absolute()), which, trust=trust)
+    root = fixed(root)
+    origin = find_origin(RunDirectory(fixed(parent.path)), which, trust=trust)
     composed = compose(None, overrides, run_config=origin.run.config_file)
     sinks = Sinks([], None)
     config = validate(composed.tree, composed.origins, existing=True)

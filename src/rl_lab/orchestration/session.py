@@ -34,7 +34,7 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.config_file import load_tree
-from rl_lab.records.formatting import from_here
+from rl_lab.records.formatting import fixed, from_here
 from rl_lab.records.index import Index, row_of
 from rl_lab.records.mark import doubt, write_mark
 from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
@@ -90,10 +90,9 @@ def train(
 
     With `debug`, weight statistics and a profile are written into its `logs/`.
     """
-    root = root.absolute()  # an environment may change the working directory
-    sinks = Sinks([], None)
-    config = settle(config, sinks)
     warm = find_weights(config.training.warm_start, root)
+    root, sinks = fixed(root), Sinks([], None)
+    config = settle(config, sinks)
 
     def create() -> RunDirectory:
         return create_run(config, root, provenance(list(command), config.plugins), sinks)
@@ -154,9 +153,8 @@ def resume(
     trust: bool = False,
 ) -> Outcome:
     """Continue a run from its newest good checkpoint, or from the one that is named."""
-    root = root.absolute()  # an environment may change the working directory
     directory, which = find_run(reference, root)
-    directory = RunDirectory(directory.path.absolute())
+    root, directory = fixed(root), RunDirectory(fixed(directory.path))
     with directory.lock():
         directory.clean()
         directory.check_complete()

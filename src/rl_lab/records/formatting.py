@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-START = Path.cwd()  # before anything else could change it
 GAP = "·"  # a cell of a sparkline in which nothing was finite
 
 
@@ -87,6 +86,16 @@ def saved_as(level: str | None) -> str:
     return known.get(level or "", "unknown")
 
 
+_started_in = [Path.cwd()]  # where commands are typed
+
+
+def fixed(folder: Path) -> Path:
+    """An absolute path: an environment may change the working directory from here on."""
+    _started_in[0] = Path.cwd()
+    return folder.absolute()
+
+
 def from_here(path: Path) -> str:
-    """A path as it is typed in the folder where this process was started."""
-    return str(path.relative_to(START) if path.is_relative_to(START) else path)
+    """A path as it is typed where the run was started."""
+    start = _started_in[0]
+    return str(path.relative_to(start) if path.is_relative_to(start) else path)

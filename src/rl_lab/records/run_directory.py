@@ -15,6 +15,7 @@ from typing import Any
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.records.commit import make_directory, sweep, write_atomically
 from rl_lab.records.files import check_folder, own_file, read_object
+from rl_lab.records.formatting import from_here
 from rl_lab.records.metrics import plain
 
 Which = str | int | None  # "best", "last", a step, or nothing was said
@@ -46,8 +47,8 @@ class RunDirectory:
                     return cls(path)
         except OSError as error:
             raise UserError(
-                f"cannot create a run in {root}: {error.strerror}; choose another folder with "
-                "--runs-dir or RL_LAB_RUNS"
+                f"cannot create a run in {from_here(root)}: {error.strerror}; choose another "
+                "folder with --runs-dir or RL_LAB_RUNS"
             ) from error
 
     @property
