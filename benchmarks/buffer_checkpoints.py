@@ -21,7 +21,7 @@ import numpy as np
 
 from rl_lab.benchmarking.measure import interleave, spread
 from rl_lab.benchmarking.report import Report, destination, measured, save
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.buffers.storage import layout, row_bytes
 from rl_lab.cli.bench import Columns, as_text
 from rl_lab.cli.printing import warn

@@ -25,9 +25,9 @@ from rl_lab.benchmarking.measure import interleave
 from rl_lab.benchmarking.report import RESULTS, Report, measured, save
 from rl_lab.cli.bench import as_text
 from rl_lab.cli.printing import warn
+from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import RunError
-from rl_lab.orchestration.build import make_context, make_workflow
-from rl_lab.orchestration.resolve import resolve
+from rl_lab.run.build import make_context, make_workflow
 
 SPEC = "CartPole-v1:dreamer_v3"
 PEER = Path(__file__).with_name("dreamer_peer.py")

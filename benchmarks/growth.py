@@ -81,9 +81,9 @@ def width(size: int, seconds: float) -> Found:
 
 def trained(words: list[str], seconds: float) -> tuple[dict[str, float], int]:
     """Microseconds per environment step of collecting and of updating, and the parameters."""
-    from rl_lab.orchestration.build import make_context, make_workflow
-    from rl_lab.orchestration.efficiency import count_parameters
-    from rl_lab.orchestration.resolve import resolve
+    from rl_lab.config.resolve import resolve
+    from rl_lab.run.build import make_context, make_workflow
+    from rl_lab.run.efficiency import count_parameters
 
     config = resolve(configure("CartPole-v1:ppo_none", [*MATCHED, *words])[0])
     context = make_context(config)
@@ -110,7 +110,7 @@ def rows(count: int, seconds: float) -> Found:
     """A run whose metrics have so many rows: writing them, `show`, which reads them, the index."""
     from rl_lab import api
     from rl_lab.cli.show import gather
-    from rl_lab.records.display import load_display
+    from rl_lab.display.metric_style import load_display
     from rl_lab.records.index import Index, row_of
     from rl_lab.records.metrics import MetricLog
 
@@ -142,10 +142,10 @@ def rows(count: int, seconds: float) -> Found:
 
 def length(steps: int, seconds: float) -> Found:
     """A run of random actions: the real loop, its rows and checkpoints, for so many steps."""
-    from rl_lab.orchestration.build import build_run
-    from rl_lab.orchestration.resolve import resolve
+    from rl_lab.config.resolve import resolve
+    from rl_lab.display.sinks import Sinks, TensorBoardSink
     from rl_lab.records.run_directory import RunDirectory
-    from rl_lab.records.sinks import Sinks, TensorBoardSink
+    from rl_lab.run.build import build_run
 
     words = ["environment.num_envs=64", "evaluation.every_steps=0", "checkpoint.every_steps=500000"]
     words.append(f"training.total_timesteps={steps}")

@@ -29,15 +29,15 @@ from rl_lab.benchmarking.measure import Tell, interleave
 from rl_lab.benchmarking.report import RESULTS, Report, measured, save
 from rl_lab.cli.bench import as_text
 from rl_lab.cli.printing import warn
+from rl_lab.config.resolve import resolve
+from rl_lab.config.schema import RunConfig, to_tree
 from rl_lab.core.errors import RunError
-from rl_lab.orchestration.build import build_run, make_context, make_workflow
-from rl_lab.orchestration.config import RunConfig, to_tree
-from rl_lab.orchestration.efficiency import count_parameters
-from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.resolve import resolve
+from rl_lab.display.sinks import Sinks, TensorBoardSink
+from rl_lab.display.terminal import TerminalView
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.records.sinks import Sinks, TensorBoardSink
-from rl_lab.records.terminal import TerminalView
+from rl_lab.run.build import build_run, make_context, make_workflow
+from rl_lab.run.efficiency import count_parameters
+from rl_lab.run.orchestrator import Orchestrator
 
 SPEC = "CartPole-v1:ppo"
 QUIET = ["evaluation.every_steps=0", "checkpoint.every_steps=0", "compute.compile=off"]
@@ -153,7 +153,7 @@ def steady(marks: list[tuple[float, int]]) -> float:
 FIRST_ROLLOUT = """
 import os, sys, time
 from rl_lab.cli.main import main
-from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.run.orchestrator import Orchestrator
 
 execute = Orchestrator.execute
 

@@ -16,18 +16,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rl_lab.algorithms.planet import PlaNet, reward_sums
 from rl_lab.api import configure
 from rl_lab.benchmarking.measure import Tell, interleave
 from rl_lab.benchmarking.report import RESULTS, Report, measured, save
 from rl_lab.cli.bench import as_text
 from rl_lab.cli.printing import warn
+from rl_lab.config.resolve import resolve
+from rl_lab.config.schema import to_tree
 from rl_lab.core.errors import RunError
-from rl_lab.orchestration.build import make_context, make_workflow
-from rl_lab.orchestration.config import to_tree
-from rl_lab.orchestration.resolve import resolve
 from rl_lab.planning.cem import cem, planner_noise
 from rl_lab.planning.plans import Plan
-from rl_lab.workflows.planet import PlaNet, reward_sums
+from rl_lab.run.build import make_context, make_workflow
 
 SPEC = "dm_control/cartpole-balance:planet"
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rl_lab.api import configure
-from rl_lab.orchestration.build import make_context, make_workflow
-from rl_lab.orchestration.resolve import resolve
+from rl_lab.config.resolve import resolve
+from rl_lab.run.build import make_context, make_workflow
 
 SETTINGS = [
     "environment.id=CartPole-v1",

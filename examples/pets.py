@@ -10,13 +10,13 @@ from functools import partial
 import torch
 
 from rl_lab import Action, register_algorithm
+from rl_lab.algorithms.replay import ReplayConfig, ReplayWorkflow
 from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, REWARD
 from rl_lab.core.optim import FlatOptimizer, scalar
 from rl_lab.core.options import option, section
 from rl_lab.networks.dynamics import DynamicsConfig, GaussianEnsemble, Identity, dynamics_loss
 from rl_lab.planning.cem import CEMConfig, cem, planner_noise
 from rl_lab.planning.plans import imagined_return, shifted
-from rl_lab.workflows.replay import ReplayConfig, ReplayWorkflow
 
 
 @dataclass(frozen=True, kw_only=True)

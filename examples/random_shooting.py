@@ -10,16 +10,16 @@ import numpy as np
 import torch
 
 from rl_lab import Action, register_algorithm
+from rl_lab.algorithms.dreamer.world_learning import WorldConfig, WorldWorkflow
+from rl_lab.algorithms.dreamer.world_model import WorldModel
+from rl_lab.algorithms.earning import averages
 from rl_lab.core.actions import as_vector, random_action, vector_size
 from rl_lab.core.batch import RESET
 from rl_lab.core.optim import FlatOptimizer
 from rl_lab.core.options import option
 from rl_lab.core.schedule import at
 from rl_lab.core.tree import picked
-from rl_lab.networks.worlds import WorldModel
 from rl_lab.planning.plans import imagined_return
-from rl_lab.workflows.earning import averages
-from rl_lab.workflows.worlds import WorldConfig, WorldWorkflow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rl_lab.config import catalog  # noqa: F401  (declares the built-ins)
 from rl_lab.core.compiled import Compiled, _trace
-from rl_lab.orchestration import catalog  # noqa: F401  (declares the built-ins)
 from tiny_runs import tiny_orchestrator
 
 torch.set_num_threads(1)

@@ -12,10 +12,10 @@ from rl_lab import api
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.state import fingerprint
-from rl_lab.orchestration import session
 from rl_lab.records.columns import read_columns
 from rl_lab.records.metrics import read_metrics
 from rl_lab.records.run_directory import find_run
+from rl_lab.run import session
 from tiny_runs import SMALL, SMALL_PPO, final_state, run_hash
 
 
@@ -79,7 +79,7 @@ def test_fork_and_verify_are_the_commands(tmp_path):
     [None, True, 3, 2.5e-4, "lin_3e-4", 'a "quoted" \\ word', [1, [2]], {"a": {"b": [1, "x y"]}}],
 )
 def test_python_values_become_overrides(value):
-    from rl_lab.orchestration.compose import compose
+    from rl_lab.config.compose import compose
 
     assert compose(None, [api.as_override("components.x", value)]).tree["components"]["x"] == value
 
@@ -275,7 +275,7 @@ def test_a_recurrent_policy_remembers_until_it_is_reset(root):
 def test_a_loaded_policy_is_the_policy_of_the_run(root):
     """Greedy episodes played by hand give what `evaluate` gives."""
     result = rl_lab.evaluate("Pendulum:last", episodes=2, runs_dir=root)
-    from rl_lab.orchestration.build import seeds
+    from rl_lab.run.build import seeds
 
     policy = rl_lab.load_policy("Pendulum:last", runs_dir=root)
     returns = []

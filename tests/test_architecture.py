@@ -23,41 +23,36 @@ Breaches = list[str]  # "path: what is wrong"
 
 # Who may import whom (design: "Layout"). A package that is not listed has no place yet.
 L1 = ("networks", "planning", "envs", "buffers", "records")
-BELOW_ORCHESTRATION = {"core", *L1, "collect", "workflows.base"}
-L3 = BELOW_ORCHESTRATION | {"orchestration"}
+BELOW_CONFIG = {"core", *L1, "algorithms.base"}
+L3 = BELOW_CONFIG | {"collect", "display", "config", "run"}
 LAYERS: dict[str, set[str]] = {
     "core": {"core"},
     **{name: {"core", name} for name in L1},
     "collect": {"core", "collect"},
-    "workflows": {
-        "core",
-        "networks",
-        "planning",
-        "workflows.base",
-        "workflows.earning",
-        "workflows.greedy",
-        "workflows.worlds",
-        "workflows.replay",
-        "workflows.actor_critic",
-    },
-    "orchestration": L3,
-    **{name: L3 | {name} for name in ("monitoring", "tuning", "analysis")},
-    "api": L3 | {"analysis", "monitoring"},
+    "algorithms": {"core", "networks", "planning", "algorithms"},
+    "display": {"core", "records", "display"},
+    # the phases of YAML are parsed by the scheduler that runs them
+    "config": BELOW_CONFIG | {"config", "run.phases", "run.interventions"},
+    "run": L3,
+    "tuning": L3 | {"tuning"},
+    "analysis": L3 | {"analysis", "algorithms.dreamer"},  # it draws what world models imagine
+    "api": L3 | {"analysis"},
     **{name: L3 | {"api", name} for name in ("ui", "hub", "benchmarking")},
-    "cli": {*L3, "workflows", "monitoring", "tuning", "analysis", "api", "ui", "hub", "cli"}
-    | {"benchmarking"},
+    "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
-    "__init__": {"api", "core", "orchestration", "workflows.base"},  # lazily
+    "__init__": {"api", "core", "run", "algorithms.base"},  # lazily
 }
 
 # Which third-party packages a layer may know. Gymnasium and Hydra have one home each.
 NUMBERS = {"torch", "numpy"}
 THIRD_PARTY: dict[str, set[str]] = {
     "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control", "envpool"},
-    "records": NUMBERS | {"safetensors", "yaml", "rich", "tensorboard", "wandb", "pandas"},
-    "orchestration": NUMBERS | {"hydra", "omegaconf", "yaml"},
+    "records": NUMBERS | {"safetensors", "yaml", "pandas"},
+    "display": NUMBERS
+    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"},
+    "config": NUMBERS | {"hydra", "omegaconf", "yaml"},
+    "run": NUMBERS | {"yaml"},
     "cli": {"typer", "yaml", "torch"},
-    "monitoring": NUMBERS | {"matplotlib", "PIL", "imageio_ffmpeg"},
     "analysis": NUMBERS | {"matplotlib"},
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
@@ -71,13 +66,13 @@ THIRD_PARTY: dict[str, set[str]] = {
 WRITERS = {
     "records/commit.py": "state, and every file that must appear whole",
     "records/metrics.py": "rows, appended",
-    "records/sinks.py": "the log, appended",
+    "display/sinks.py": "the log, appended",
     "records/run_directory.py": "the lock",
     "records/mark.py": "the user's key, for nobody else to read",
     "records/index.py": "SQLite writes by itself",
     "buffers/segments.py": "the files of a disk buffer: data, each written once and whole",
     "envs/check.py": "a temporary folder for its second process",
-    "monitoring/video.py": "films, each written beside its place by its encoder",
+    "display/video.py": "films, each written beside its place by its encoder",
     "tuning/driver.py": "the lock of a sweep",
     "tuning/jobs.py": "what its processes say, appended",
 }
@@ -88,8 +83,9 @@ STREAM_FILES = ("cli/",)  # print and sys.stdout
 JUNK_DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc", "tools", "stuff"}
 LONGEST = 500  # lines; a longer file needs a reason
 LONGER = {
+    "algorithms/dreamer/dreamer.py": "three versions of one algorithm, read top to bottom",
     "cli/main.py": "one short function per command, mostly options and their help",
-    "orchestration/build.py": "the only wiring: splitting it would hide who is made where",
+    "run/build.py": "the only wiring: splitting it would hide who is made where",
 }
 UNSAFE_MODULES = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "torch.save", "torch.load", "yaml.load", "yaml.unsafe_load"}
@@ -254,7 +250,7 @@ def the_command_line_writes_nothing(package: Package) -> Breaches:
 
 
 def the_orchestrator_knows_when_never_how(package: Package) -> Breaches:
-    path = "orchestration/orchestrator.py"
+    path = "run/orchestrator.py"
     tree = parsed(package[path])
     docstrings = {
         id(node.body[0].value)
@@ -281,11 +277,11 @@ def the_orchestrator_knows_when_never_how(package: Package) -> Breaches:
     return found + [f"{path}: imports {name}" for name in torch if name != "torch.Tensor"]
 
 
-def workflows_know_how_never_when(package: Package) -> Breaches:
+def algorithms_know_how_never_when(package: Package) -> Breaches:
     return [
         f"{path}: imports {name}"
         for path, text in package.items()
-        if layer(path) == "workflows"
+        if layer(path) == "algorithms"
         for name in imports(text)
         if name.partition(".")[0] in OUTSIDE
     ]
@@ -323,7 +319,7 @@ RULES: dict[str, Callable[[Package], Breaches]] = {
         only_writers_write,
         the_command_line_writes_nothing,
         the_orchestrator_knows_when_never_how,
-        workflows_know_how_never_when,
+        algorithms_know_how_never_when,
         one_place_steps_environments,
         one_file_knows_autoreset,
     )
@@ -335,17 +331,17 @@ BREACHES = [
     (the_import_table_holds, "networks/mlp.py", "from rl_lab.envs import make"),
     (the_import_table_holds, "buffers/rollout.py", "from rl_lab.records.commit import remove"),
     (the_import_table_holds, "collect/episodes.py", "from rl_lab.envs.vector import SyncVector"),
-    (the_import_table_holds, "workflows/random.py", "from rl_lab.workflows.ppo import PPO"),
-    (the_import_table_holds, "workflows/ppo.py", "def f():\n    import rl_lab.records.commit"),
-    (the_import_table_holds, "workflows/ppo.py", "from rl_lab.collect import collector"),
-    (the_import_table_holds, "workflows/ppo.py", "from .base import Workflow"),
-    (the_import_table_holds, "orchestration/build.py", "from rl_lab.workflows.ppo import PPO"),
-    (the_import_table_holds, "orchestration/build.py", "from rl_lab import api"),
+    (the_import_table_holds, "algorithms/random.py", "from rl_lab.buffers import rollout"),
+    (the_import_table_holds, "algorithms/ppo.py", "def f():\n    import rl_lab.records.commit"),
+    (the_import_table_holds, "algorithms/ppo.py", "from rl_lab.collect import collector"),
+    (the_import_table_holds, "algorithms/ppo.py", "from .base import Algorithm"),
+    (the_import_table_holds, "run/build.py", "from rl_lab.algorithms.ppo import PPO"),
+    (the_import_table_holds, "run/build.py", "from rl_lab import api"),
     (the_import_table_holds, "api.py", "from rl_lab.cli import main"),
     (the_import_table_holds, "engines/local.py", '"""A new package."""'),
     (third_party_packages_have_their_home, "core/spec.py", "import gymnasium"),
     (third_party_packages_have_their_home, "envs/make.py", "from hydra import compose"),
-    (third_party_packages_have_their_home, "workflows/ppo.py", "import yaml"),
+    (third_party_packages_have_their_home, "algorithms/ppo.py", "import yaml"),
     (no_junk_drawers, "core/utils.py", ""),
     (no_junk_drawers, "core/common/batch.py", ""),
     (no_junk_drawers, "networks/model_helpers.py", ""),
@@ -357,23 +353,23 @@ BREACHES = [
     (nothing_unsafe_is_loaded_or_run, "records/commit.py", "load('x', weights_only=False)"),
     (nothing_unsafe_is_loaded_or_run, "records/commit.py", "load('x', allow_pickle=True)"),
     (nothing_unsafe_is_loaded_or_run, "records/index.py", "yaml.load('x')"),
-    (nothing_unsafe_is_loaded_or_run, "orchestration/phases.py", "eval('1')"),
-    (only_the_command_line_prints, "records/terminal.py", "print('x')"),
-    (only_the_command_line_prints, "orchestration/session.py", "sys.stderr.write('x')"),
-    (only_writers_write, "orchestration/session.py", "open('x', 'w')"),
-    (only_writers_write, "orchestration/session.py", "Path('x').open(mode='ab')"),
+    (nothing_unsafe_is_loaded_or_run, "run/phases.py", "eval('1')"),
+    (only_the_command_line_prints, "display/terminal.py", "print('x')"),
+    (only_the_command_line_prints, "run/session.py", "sys.stderr.write('x')"),
+    (only_writers_write, "run/session.py", "open('x', 'w')"),
+    (only_writers_write, "run/session.py", "Path('x').open(mode='ab')"),
     (only_writers_write, "records/provenance.py", "Path('x').write_text('y')"),
     (only_writers_write, "records/checkpoint.py", "os.open('x', os.O_CREAT)"),
     (only_writers_write, "envs/make.py", "from safetensors.torch import save_file as keep"),
     (the_command_line_writes_nothing, "cli/show.py", "Path('x').write_bytes(b'')"),
-    (the_orchestrator_knows_when_never_how, "orchestration/orchestrator.py", "value_loss = 1"),
-    (the_orchestrator_knows_when_never_how, "orchestration/orchestrator.py", "x = 'ppo'"),
-    (the_orchestrator_knows_when_never_how, "orchestration/orchestrator.py", "x.optimizer"),
-    (the_orchestrator_knows_when_never_how, "orchestration/orchestrator.py", "import torch"),
-    (workflows_know_how_never_when, "workflows/ppo.py", "from pathlib import Path"),
-    (workflows_know_how_never_when, "workflows/random.py", "import logging"),
-    (one_place_steps_environments, "workflows/ppo.py", "self.context.train_environment.step(1)"),
-    (one_place_steps_environments, "orchestration/orchestrator.py", "self.environment.step(1)"),
+    (the_orchestrator_knows_when_never_how, "run/orchestrator.py", "value_loss = 1"),
+    (the_orchestrator_knows_when_never_how, "run/orchestrator.py", "x = 'ppo'"),
+    (the_orchestrator_knows_when_never_how, "run/orchestrator.py", "x.optimizer"),
+    (the_orchestrator_knows_when_never_how, "run/orchestrator.py", "import torch"),
+    (algorithms_know_how_never_when, "algorithms/ppo.py", "from pathlib import Path"),
+    (algorithms_know_how_never_when, "algorithms/random.py", "import logging"),
+    (one_place_steps_environments, "algorithms/ppo.py", "self.context.train_environment.step(1)"),
+    (one_place_steps_environments, "run/orchestrator.py", "self.environment.step(1)"),
     (one_file_knows_autoreset, "collect/collector.py", "mode = env.metadata['autoreset_mode']"),
 ]
 

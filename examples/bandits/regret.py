@@ -7,7 +7,7 @@ import numpy as np
 
 import rl_lab
 from rl_lab.core.picture import Lines, Picture
-from rl_lab.monitoring.pictures import render
+from rl_lab.display.pictures import render
 from rl_lab.records.metrics import read_metrics
 
 AGENTS = ("epsilon_greedy", "ucb", "gradient_bandit", "thompson")

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rl_lab.algorithms.base import Workflow
     from rl_lab.api import (
         Policy,
         evaluate,
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     )
     from rl_lab.core.batch import Action, CollectResult
     from rl_lab.core.registry import register
-    from rl_lab.orchestration.session import Outcome
-    from rl_lab.workflows.base import Workflow
+    from rl_lab.run.session import Outcome
 
 __all__ = [
     "Action",
@@ -53,8 +53,8 @@ __all__ = [
 _ELSEWHERE = {
     "Action": "rl_lab.core.batch",
     "CollectResult": "rl_lab.core.batch",
-    "Outcome": "rl_lab.orchestration.session",
-    "Workflow": "rl_lab.workflows.base",
+    "Outcome": "rl_lab.run.session",
+    "Workflow": "rl_lab.algorithms.base",
     "register": "rl_lab.core.registry",
 }
 

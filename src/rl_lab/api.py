@@ -16,34 +16,35 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rl_lab.analysis.playing import Playback, check_show, play_policy
 from rl_lab.analysis.verify import Verdict
 from rl_lab.analysis.verify import verify as verify_run
 from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.collect.play import Played
+from rl_lab.config import catalog
+from rl_lab.config.compose import Composed, compose
+from rl_lab.config.schema import RunConfig
+from rl_lab.config.shrink import made_small
+from rl_lab.config.validate import validate
+from rl_lab.config.values import as_override
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.registry import register
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.display.sinks import Sink
+from rl_lab.display.terminal import is_watched
 from rl_lab.envs.make import single_spaces
 from rl_lab.envs.spaces import Frames, action_converter
-from rl_lab.monitoring.playing import Playback, check_show, play_policy
-from rl_lab.orchestration import catalog, policy, session
-from rl_lab.orchestration.build import seeds
-from rl_lab.orchestration.compose import Composed, compose
-from rl_lab.orchestration.config import RunConfig
-from rl_lab.orchestration.fork import fork as fork_run
-from rl_lab.orchestration.session import Outcome, View
-from rl_lab.orchestration.small import made_small
-from rl_lab.orchestration.validation import validate
-from rl_lab.orchestration.values import as_override
-from rl_lab.orchestration.view import terminal_view, warnings_view
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.index import Index
 from rl_lab.records.run_directory import RunDirectory, find_run
-from rl_lab.records.sinks import Sink
-from rl_lab.records.terminal import is_watched
+from rl_lab.run import policy, session
+from rl_lab.run.build import seeds
+from rl_lab.run.fork import fork as fork_run
+from rl_lab.run.session import Outcome, View
+from rl_lab.run.view import terminal_view, warnings_view
 
 T = TypeVar("T")
 Folder = str | Path

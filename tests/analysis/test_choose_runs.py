@@ -12,7 +12,7 @@ from rl_lab.analysis.plots import comparison_chart, legend
 from rl_lab.analysis.query import parse_filter
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
-from rl_lab.records.display import load_display
+from rl_lab.display.metric_style import load_display
 from rl_lab.records.index import Index
 from rl_lab.records.run_directory import list_runs
 

@@ -8,8 +8,8 @@ from rl_lab.analysis.compare import compare
 from rl_lab.analysis.plots import comparison_chart, described
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
-from rl_lab.records.chart import to_svg
-from rl_lab.records.display import load_display
+from rl_lab.display.chart import to_svg
+from rl_lab.display.metric_style import load_display
 
 DISPLAY = load_display()
 FINALS = {"ppo": [10.0, 20.0, 30.0], "dqn": [0.0, 10.0, 40.0]}

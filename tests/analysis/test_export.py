@@ -24,7 +24,7 @@ from rl_lab.analysis.document import (
 )
 from rl_lab.analysis.export import escaped, export, result_grid, with_interval
 from rl_lab.cli.main import main
-from rl_lab.records.display import MetricStyle, load_display
+from rl_lab.display.metric_style import MetricStyle, load_display
 from rl_lab.records.formatting import visible
 
 DISPLAY = load_display()

@@ -11,9 +11,9 @@ from rl_lab.analysis import report
 from rl_lab.analysis.groups import load_run
 from rl_lab.analysis.report import write_group_report, write_report
 from rl_lab.cli.main import main
-from rl_lab.orchestration.session import resume, train
+from rl_lab.display.sinks import Sink
 from rl_lab.records.run_directory import list_runs
-from rl_lab.records.sinks import Sink
+from rl_lab.run.session import resume, train
 from tiny_runs import tiny_config
 
 NAMES = ["report.md", "report.html", "report.svg"]

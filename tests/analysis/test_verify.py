@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.algorithms import ppo
 from rl_lab.analysis.differences import first_difference, row_difference
 from rl_lab.analysis.verify import verify
 from rl_lab.cli.main import main
 from rl_lab.core.chunks import Chunk, Log
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.session import resume
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import RESERVED, commit_tree, remove
 from rl_lab.records.run_directory import find_run, list_runs
-from rl_lab.workflows import ppo
+from rl_lab.run.session import resume
 from tiny_runs import tiny_run
 
 TINY = {

@@ -5,8 +5,8 @@ import pytest
 from rl_lab.analysis.verify import verify
 from rl_lab.api import configure
 from rl_lab.cli.smoke import SHORT, SKIPPED, attempt
-from rl_lab.orchestration.presets import list_presets
-from rl_lab.orchestration.session import train
+from rl_lab.config.presets import list_presets
+from rl_lab.run.session import train
 
 STEPS, LEARNING_STARTS = 600, 300
 

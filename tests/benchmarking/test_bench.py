@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.algorithms import ppo
 from rl_lab.benchmarking import plain_dqn, plain_ppo
 from rl_lab.benchmarking.contestants import (
     CONTESTANTS,
@@ -19,7 +20,6 @@ from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
 from rl_lab.cli.main import main
 from rl_lab.core.errors import RunError
 from rl_lab.envs.classic import ClassicVector
-from rl_lab.workflows import ppo
 from tiny_runs import SMALL, SMALL_PPO, tiny_run
 
 PPO = "CartPole-v1:ppo_none"

@@ -38,7 +38,7 @@ def test_the_steady_state_by_hand(overhead):
 
 
 def test_the_loop_is_compared_with_the_same_calls(overhead, monkeypatch):
-    from rl_lab.workflows.ppo import PPO
+    from rl_lab.algorithms.ppo import PPO
 
     seen, update = [], PPO.update
 

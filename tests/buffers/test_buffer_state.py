@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rl_lab.buffers import storage
 from rl_lab.buffers.hindsight import HindsightConfig, HindsightReplay
 from rl_lab.buffers.prioritized import PrioritizedConfig, PrioritizedReplay
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import BufferSetup
 from rl_lab.core.spec import EnvSpec

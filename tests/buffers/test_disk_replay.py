@@ -190,7 +190,7 @@ def test_the_flags_of_a_file_are_read_once(tmp_path):
 BIG = """
 import os, resource, sys
 import numpy as np, torch
-sys.path.insert(0, "tests")
+sys.path.insert(0, "tests/support")
 from rl_lab.buffers.disk import DiskConfig, DiskReplay
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.core.spec import EnvSpec

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_lab.buffers.episodic import EpisodeReplay, EpisodesConfig
+from rl_lab.buffers.episode_replay import EpisodeReplay, EpisodesConfig
 from rl_lab.core.errors import UserError
 from rl_lab.core.state import join, split
 from transition_stream import Stream, arrivals, setup

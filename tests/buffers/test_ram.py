@@ -5,7 +5,7 @@ import pytest
 
 from rl_lab.buffers import ram
 from rl_lab.buffers.ram import GIB, free_bytes, rounded_down
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Discrete, EnvSpec
 from transition_stream import SPEC, Stream, box, setup

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rl_lab.buffers import ram
 from rl_lab.buffers.prioritized import PrioritizedConfig, PrioritizedReplay
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Discrete, EnvSpec

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Replay
 from rl_lab.core.tree import named_leaves

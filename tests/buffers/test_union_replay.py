@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rl_lab.buffers.prioritized import PrioritizedConfig, PrioritizedReplay
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.buffers.rollout import RolloutBuffer, RolloutConfig
 from rl_lab.buffers.union import UnionConfig, UnionReplay, divided
 from rl_lab.core.errors import UserError

@@ -111,7 +111,7 @@ def test_a_traceback_only_with_debug(place, capsys):
 
 
 def test_a_bug_is_told_in_one_line_too(place, capsys, monkeypatch):
-    from rl_lab.orchestration import session
+    from rl_lab.run import session
 
     def bug(*arguments, **more):
         raise ZeroDivisionError("oops")

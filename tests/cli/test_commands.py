@@ -10,7 +10,7 @@ import yaml
 import rl_lab
 from rl_lab.cli.main import main
 from rl_lab.cli.train import _program
-from rl_lab.orchestration.presets import PACKAGE_CONFIGS
+from rl_lab.config.presets import PACKAGE_CONFIGS
 from tiny_runs import SMALL, SMALL_PPO
 
 TINY = [*SMALL, *SMALL_PPO]
@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_is_not_passed_over_silently(tmp_path, capsys):
 def test_evaluate_is_neither_the_evaluation_nor_the_test(call, run):
     """Three seed streams: the policy is always measured on episodes of their own."""
     from rl_lab.api import EVALUATE
-    from rl_lab.orchestration.build import seeds
+    from rl_lab.run.build import seeds
 
     streams = [set(seeds(0, purpose, 8)) for purpose in ("train", "eval", "test", EVALUATE)]
     assert len(set.union(*streams)) == 32

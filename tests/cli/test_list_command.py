@@ -9,9 +9,9 @@ import pytest
 
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.session import resume
 from rl_lab.records.index import Index
 from rl_lab.records.run_directory import list_runs
+from rl_lab.run.session import resume
 from tiny_runs import tiny_run
 
 RECENT = ["--keep-recent", "0"]  # days

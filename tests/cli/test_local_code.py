@@ -68,7 +68,7 @@ def test_local_code_resumes_exactly(folder, monkeypatch, capsys, case):
 
 def interrupt_once(monkeypatch):
     """SIGTERM in the middle of the next run, between two hooks."""
-    from rl_lab.orchestration.orchestrator import Orchestrator
+    from rl_lab.run.orchestrator import Orchestrator
 
     original, count = Orchestrator.execute, [0]
 

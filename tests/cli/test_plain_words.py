@@ -5,9 +5,9 @@ import json
 import pytest
 
 from rl_lab.cli.main import main
+from rl_lab.config.catalog import BUILT_INS
 from rl_lab.core import registry
 from rl_lab.envs.make import list_environments
-from rl_lab.orchestration.catalog import BUILT_INS
 from rl_lab.records.run_directory import list_runs
 
 TINY = [

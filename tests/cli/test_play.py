@@ -11,10 +11,10 @@ import pytest
 import rl_lab
 from film_files import read_gif, read_mp4
 from rl_lab import api
+from rl_lab.analysis import playing
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
-from rl_lab.monitoring import playing
-from rl_lab.orchestration.build import seeds
+from rl_lab.run.build import seeds
 from tiny_runs import tiny_run
 
 make_shown, picture_of = playing.make_shown, playing.picture_of

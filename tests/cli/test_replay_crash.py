@@ -14,7 +14,7 @@ from rl_lab.records.commit import read_tree
 from rl_lab.records.run_directory import find_run
 from tiny_runs import SMALL, SMALL_PPO
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[1] / "support"
 BAD_ENV = "bad_number_envs:test/GoesBad-v0:ppo_none"
 # A step so large that the next minibatch's loss is infinite.
 BAD_UPDATE = ["CartPole-v1:ppo_none", "algorithm.learning_rate=1e30"]
@@ -73,7 +73,7 @@ def test_a_run_stands_for_its_newest_dump(failed_update, capsys):
 
 
 def test_what_goes_well_this_time_is_said(failed_update, tmp_path, capsys, monkeypatch):
-    from rl_lab.workflows.ppo import PPO
+    from rl_lab.algorithms.ppo import PPO
 
     monkeypatch.setattr(PPO, "update", lambda self, batch, *, phase: {})  # as if it were repaired
     assert main(["replay-crash", str(failed_update)]) == 0
@@ -81,8 +81,8 @@ def test_what_goes_well_this_time_is_said(failed_update, tmp_path, capsys, monke
 
 
 def test_another_failure_is_not_called_the_same(failed_update, capsys, monkeypatch):
+    from rl_lab.algorithms.ppo import PPO
     from rl_lab.core.errors import NonFiniteError
-    from rl_lab.workflows.ppo import PPO
 
     def fail(self, batch, *, phase):
         raise NonFiniteError("something else")

@@ -10,7 +10,7 @@ from rl_lab.collect.evaluate import Interrupted, evaluate
 from rl_lab.core.batch import Action
 from rl_lab.envs.counter import CounterEnv
 from rl_lab.envs.vector import SyncVector
-from rl_lab.orchestration.session import train
+from rl_lab.run.session import train
 from tiny_runs import tiny_config
 
 

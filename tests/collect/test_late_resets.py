@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_lab.algorithms.reinforce import whole_episodes
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.core.batch import (
     ACTION,
@@ -27,7 +28,6 @@ from rl_lab.core.state import differences, join, split
 from rl_lab.envs.counter import CounterEnv
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.vector import GymnasiumVector, SyncVector
-from rl_lab.workflows.reinforce import whole_episodes
 
 NEXT_STEP = gym.vector.AutoresetMode.NEXT_STEP
 LENGTHS = ([1], [3, 2], [9], [4, 1, 1, 6])  # of the episodes of each environment

@@ -36,8 +36,8 @@ from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.protocols import Policy, Simulator
 from rl_lab.core.state import fingerprint, join, split
 from rl_lab.envs.classic import BLOCK, ClassicVector
-from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
+from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_run
 
 COUNT, LIMIT = 4, 9  # environments, and the length of their episodes

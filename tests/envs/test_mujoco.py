@@ -11,7 +11,7 @@ import pytest
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.envs import mujoco
 from rl_lab.envs.make import EnvironmentConfig, make_vector
-from rl_lab.orchestration.session import train
+from rl_lab.run.session import train
 from tiny_runs import tiny_config
 
 

@@ -15,8 +15,8 @@ from rl_lab.core.state import fingerprint
 from rl_lab.envs.counter import CounterEnv
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.process import ProcessVector
-from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.session import resume
+from rl_lab.run.orchestrator import Orchestrator
+from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_run
 
 FIELDS = ("obs", "reward", "terminated", "truncated", "next_obs")

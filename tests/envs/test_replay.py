@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rl_lab.envs.replay import Replayed
+from rl_lab.envs.action_replay import Replayed
 
 made = []
 

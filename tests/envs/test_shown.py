@@ -12,7 +12,7 @@ from rl_lab.envs.canvas import PAPER, SIZE, Disc, draw
 from rl_lab.envs.make import EnvironmentConfig, make_vector
 from rl_lab.envs.multi_goal import MultiGoalEnv
 from rl_lab.envs.point_goal import GOAL, POINT, PointGoalEnv
-from rl_lab.envs.shown import has_screen, make_shown
+from rl_lab.envs.render import has_screen, make_shown
 from rl_lab.envs.track import PixelTrackEnv
 
 OURS = ["PointGoal-v0", "PointGoalDiscrete-v0", "MultiGoal-v0", "PixelTrack-v0"]

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rl_lab.config.catalog import BUILT_INS
 from rl_lab.core.spec import Discrete
 from rl_lab.core.state import join, split
 from rl_lab.core.tree import named_leaves
 from rl_lab.envs import snapshot
 from rl_lab.envs.check import check_env
 from rl_lab.envs.make import EnvironmentConfig, make_vector
-from rl_lab.orchestration.catalog import BUILT_INS
 
 PICTURE = "picture_env:Picture-v0"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -393,8 +393,8 @@ def test_play_of_what_cannot_be_drawn(case: str, place: Path, capsys: Any) -> No
 def test_check_env_finds_it(
     case: str, wrong: dict[str, str], result: str | None, place: Path, capsys: Any
 ) -> None:
+    from rl_lab.config import catalog
     from rl_lab.envs.behavior import FAIL, OK, RENDERING, check_behavior
-    from rl_lab.orchestration import catalog
 
     file, id = environment(f"check_{case}", **wrong)
     if result is not None and result.startswith("FAIL"):

@@ -5,12 +5,12 @@ import shutil
 import pytest
 
 from rl_lab.core.errors import NonFiniteError, UserError
-from rl_lab.orchestration.policy import load
-from rl_lab.orchestration.replay import replay
-from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
 from rl_lab.records.commit import read_tree
 from rl_lab.records.run_directory import find_run
+from rl_lab.run.crash_replay import replay
+from rl_lab.run.policy import load
+from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_run
 
 DQN = "CartPole-v1:dqn"

@@ -24,7 +24,7 @@ from rl_lab.records import faults
 from rl_lab.records.checkpoint import CheckpointConfig, CheckpointStore
 from rl_lab.records.commit import read_manifest
 
-TESTS = str(Path(__file__).parents[1])
+TESTS = str(Path(__file__).parents[1] / "support")
 KILLS = 100
 MEMORY = (
     "/dev/shm" if Path("/dev/shm").is_dir() else None

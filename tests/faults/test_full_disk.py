@@ -11,11 +11,11 @@ import pytest
 from made_runs import made_run
 from rl_lab.core.errors import RunError
 from rl_lab.core.state import fingerprint
-from rl_lab.orchestration.session import resume, train
+from rl_lab.display.sinks import Sink
 from rl_lab.records import faults
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.records.sinks import Sink
+from rl_lab.run.session import resume, train
 from tiny_runs import SMALL, SMALL_PPO, run_hash, tiny_config, tiny_run
 
 SAVES = "ckpt.before_mkdir"

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import NonFiniteError
-from rl_lab.orchestration.build import build_run
-from rl_lab.orchestration.guard import nonfinite_paths
-from rl_lab.orchestration.resolve import resolve
+from rl_lab.display.sinks import Sinks
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.records.sinks import Sinks
+from rl_lab.run.build import build_run
+from rl_lab.run.guard import nonfinite_paths
 from tiny_runs import tiny_config
 
 INJECTIONS = 200

@@ -6,8 +6,8 @@ import signal
 
 from rl_lab.analysis.verify import verify
 from rl_lab.cli.main import main
-from rl_lab.orchestration.session import train
-from rl_lab.records.sinks import Sink
+from rl_lab.display.sinks import Sink
+from rl_lab.run.session import train
 from tiny_runs import tiny_config
 
 WORDS = ("environment.vectorization=process", "evaluation.every_steps=0")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from rl_lab.core.errors import RunError
-from rl_lab.orchestration.session import resume, train
+from rl_lab.display.sinks import Sink
 from rl_lab.records import metrics
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.records.sinks import Sink
+from rl_lab.run.session import resume, train
 from tiny_runs import run_hash, tiny_config, tiny_run
 
 pytestmark = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from rl_lab.core.errors import OutOfMemoryError
-from rl_lab.orchestration.memory import advice, explaining_memory, is_out_of_memory
-from rl_lab.orchestration.session import resume
 from rl_lab.records.run_directory import list_runs
+from rl_lab.run.out_of_memory import advice, explaining_memory, is_out_of_memory
+from rl_lab.run.session import resume
 from tiny_runs import SMALL, SMALL_PPO, tiny_config
 
 PPO = ["CartPole-v1:ppo_none", *SMALL, *SMALL_PPO, "-q"]
@@ -20,8 +20,9 @@ PPO = ["CartPole-v1:ppo_none", *SMALL, *SMALL_PPO, "-q"]
 LIMITED = """
 import resource, sys
 from rl_lab.cli.main import main
-from rl_lab.orchestration import orchestrator, build
-from rl_lab.workflows import ppo
+from rl_lab.run import orchestrator
+from rl_lab.run import build
+from rl_lab.algorithms import ppo
 
 def limit(more):
     pages = int(open("/proc/self/statm").read().split()[0])

@@ -68,7 +68,7 @@ def test_random_actions_do_not_reach_the_bar(tmp_path, env, bar):
 
 def test_ascending_the_loss_does_not_learn(tmp_path, monkeypatch):
     """The broken twin: with the sign of the policy loss turned, the bar must not be reached."""
-    from rl_lab.workflows import ppo
+    from rl_lab.algorithms import ppo
 
     honest = ppo.clipped_surrogate
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl_lab import api
-from rl_lab.workflows import dqn
+from rl_lab.algorithms import dqn
 
 pytestmark = pytest.mark.slow
 SEEDS = (1, 2, 3)

@@ -3,7 +3,7 @@
 import pytest
 
 from rl_lab import api
-from rl_lab.workflows import dreamer
+from rl_lab.algorithms.dreamer import dreamer
 
 pytestmark = pytest.mark.slow
 LAKE, POLE, BALANCE = "FrozenLake-v1", "CartPole-v1", "dm_control/cartpole-balance"

@@ -3,7 +3,7 @@
 import pytest
 
 from rl_lab import api
-from rl_lab.workflows import planet
+from rl_lab.algorithms import planet
 
 pytestmark = pytest.mark.slow
 SEEDS = (1, 2, 3)

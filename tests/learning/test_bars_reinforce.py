@@ -3,7 +3,7 @@
 import pytest
 
 from rl_lab import api
-from rl_lab.workflows import reinforce
+from rl_lab.algorithms import reinforce
 
 pytestmark = pytest.mark.slow
 SEEDS = (1, 2, 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rl_lab import api
-from rl_lab.workflows import sac
+from rl_lab.algorithms import sac
 
 pytestmark = pytest.mark.slow
 SEEDS = (1, 2, 3)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rl_lab import api
-from rl_lab.workflows import sql
+from rl_lab.algorithms import sql
 
 pytestmark = pytest.mark.slow
 SEEDS = (1, 2, 3)

@@ -11,17 +11,17 @@ import math
 import pytest
 import torch
 
+from rl_lab.algorithms.world_models.mdn_rnn import mixture_nll
+from rl_lab.algorithms.world_models.vae import draw
+from rl_lab.config.compose import compose
+from rl_lab.config.resolve import resolve
+from rl_lab.config.validate import validate
 from rl_lab.core.actions import as_vector
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET
 from rl_lab.core.tree import picked
-from rl_lab.networks.mdn_rnn import mixture_nll
-from rl_lab.networks.vae import draw
-from rl_lab.orchestration.build import build_run
-from rl_lab.orchestration.compose import compose
-from rl_lab.orchestration.resolve import resolve
-from rl_lab.orchestration.validation import validate
+from rl_lab.display.sinks import Sinks
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.records.sinks import Sinks
+from rl_lab.run.build import build_run
 
 pytestmark = pytest.mark.slow
 SPEC = "PixelTrack-v0:world_models"

@@ -11,6 +11,7 @@ from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.distributions import Categorical, MultiCategorical, masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete
+from rl_lab.networks.actor_critic import ActorCritic, NetworkConfig
 from rl_lab.networks.cnn import (
     GridCNN,
     GridConfig,
@@ -20,11 +21,10 @@ from rl_lab.networks.cnn import (
     NatureConfig,
 )
 from rl_lab.networks.encoder import AutoEncoderConfig, DictEncoder, make_encoder
-from rl_lab.networks.fast import fast_policy
 from rl_lab.networks.memory.recurrent import NoMemoryConfig
 from rl_lab.networks.mlp import MLPEncoder, MLPEncoderConfig
-from rl_lab.networks.model import ActorCritic, NetworkConfig
 from rl_lab.networks.normalizer import make_normalizer
+from rl_lab.networks.numpy_policy import fast_policy
 
 
 def image(*shape, dtype=np.uint8):
@@ -237,7 +237,7 @@ def test_images_are_judged_in_pieces_with_the_same_numbers(monkeypatch):
     arguments = (obs, action, following, model.initial_state(3), flags, flags, 1)
     with torch.no_grad():
         whole = model.unroll(*arguments)
-        monkeypatch.setattr("rl_lab.networks.model._IMAGES_AT_ONCE", 12)  # 4 + 4 + 2 steps
+        monkeypatch.setattr("rl_lab.networks.actor_critic._IMAGES_AT_ONCE", 12)  # 4 + 4 + 2 steps
         pieces = model.unroll(*arguments)
     for name in ("log_prob", "value", "next_value"):
         torch.testing.assert_close(getattr(whole, name), getattr(pieces, name))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rl_lab.core.spec import Box
+from rl_lab.networks.actor_critic import HeadConfig
 from rl_lab.networks.flow import LARGEST_LOG_SCALE, Coupling, FlowHead
-from rl_lab.networks.model import HeadConfig
 
 HEAD = HeadConfig(hidden_dims=[16], activation="relu")
 

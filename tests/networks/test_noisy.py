@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from rl_lab.core.spec import Box, Discrete, EnvSpec
+from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig
 from rl_lab.networks.encoder import AutoEncoderConfig
-from rl_lab.networks.fast import fast_values
-from rl_lab.networks.model import HeadConfig, NetworkConfig
 from rl_lab.networks.noisy import NoisyLinear, draw_noise, noise_size, through
-from rl_lab.networks.q import QNetwork
+from rl_lab.networks.numpy_policy import fast_values
+from rl_lab.networks.q_network import QNetwork
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rl_lab.api import configure
+from rl_lab.config.catalog import load_plugin
 from rl_lab.core import registry
-from rl_lab.orchestration.catalog import load_plugin
-from rl_lab.orchestration.session import resume, train
 from rl_lab.records import faults
+from rl_lab.run.session import resume, train
 from tiny_runs import run_hash, tiny_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pets.py"

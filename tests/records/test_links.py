@@ -10,11 +10,11 @@ from rl_lab.analysis.cleanup import execute, plan
 from rl_lab.analysis.report import write_report
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
+from rl_lab.display.sinks import Sinks
 from rl_lab.records.files import check_folder, own_file
 from rl_lab.records.labels import add_tags
 from rl_lab.records.metrics import MetricLog
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.records.sinks import Sinks
 from tiny_runs import tiny_run
 
 FILES = ("run.lock", "metrics.jsonl", "timing.jsonl", "summary.json", "logs/run.log")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.session import load_config, resume
 from rl_lab.records import mark
 from rl_lab.records.run_directory import RunDirectory
+from rl_lab.run.session import load_config, resume
 from tiny_runs import tiny_run
 
 CODE = """
-from rl_lab.workflows.random import RandomWorkflow
+from rl_lab.algorithms.random import RandomWorkflow
 class Own(RandomWorkflow):
     pass
 """

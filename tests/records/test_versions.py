@@ -9,12 +9,12 @@ import yaml
 
 from rl_lab import api
 from rl_lab.cli.main import main
+from rl_lab.config.schema import VERSION, to_tree
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.config import VERSION, to_tree
-from rl_lab.orchestration.session import resume
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import FORMAT, MANIFEST, encode_manifest
 from rl_lab.records.run_directory import find_run
+from rl_lab.run.session import resume
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 STEP = 64  # of the only checkpoint of the fixture, a run that was interrupted there

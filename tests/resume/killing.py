@@ -17,7 +17,11 @@ KILLS = (11, 1, 9)
 
 def child(root: Path, *words: str, kill: int | None = None) -> int:
     """One process, killed at a hook if asked to; its exit code."""
-    environment = {**os.environ, "PYTHONPATH": str(CHILD.parent.parent), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(CHILD.parent.parent / "support"),
+        "OMP_NUM_THREADS": "1",
+    }
     environment.pop("RL_LAB_FAULT", None)
     if kill is not None:
         environment["RL_LAB_FAULT"] = f"hook.after:kill@{kill}"

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from rl_lab.orchestration.session import resume, train
+from rl_lab.run.session import resume, train
 from tiny_runs import tiny_config
 
 root, verb, *words = sys.argv[1:]

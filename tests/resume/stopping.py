@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
+from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_run
 
 

@@ -29,7 +29,11 @@ RUN = [
 def child(root, *words, kill=None):
     """One process in a folder of its own, killed at a hook if asked to; its exit code."""
     root.mkdir(exist_ok=True)
-    environment = {**os.environ, "PYTHONPATH": str(CHILD.parent.parent), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(CHILD.parent.parent / "support"),
+        "OMP_NUM_THREADS": "1",
+    }
     environment.pop("RL_LAB_FAULT", None)
     if kill is not None:
         environment["RL_LAB_FAULT"] = f"hook.after:kill@{kill}"

@@ -11,12 +11,12 @@ from rl_lab.analysis.verify import verify
 from rl_lab.cli.main import main
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.core.state import differences
-from rl_lab.orchestration.fork import fork
-from rl_lab.orchestration.session import resume
 from rl_lab.records import faults
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import read_metrics
 from rl_lab.records.run_directory import find_run, list_runs
+from rl_lab.run.fork import fork
+from rl_lab.run.session import resume
 from tiny_runs import final_state, run_hash, tiny_run
 
 DQN = ("CartPole-v1:dqn", "algorithm.learning_starts=200", "buffers.replay.capacity=400")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rl_lab.records.live_table import LiveTable, Picture
+from rl_lab.display.live_table import LiveTable, Picture
 from rl_lab.tuning.driver import Driver
 from rl_lab.tuning.jobs import Job, Pair, run_name
 from rl_lab.tuning.progress import Row, Watcher, overview, picture

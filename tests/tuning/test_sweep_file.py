@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rl_lab.config.documents import PACKAGE_CONFIGS
 from rl_lab.core.errors import ConfigError, UserError
-from rl_lab.orchestration.documents import PACKAGE_CONFIGS
 from rl_lab.tuning.driver import check
 from rl_lab.tuning.space import Choice, Range
 from rl_lab.tuning.sweep_file import parse_sweep, read_sweep

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rl_lab.cli.main import main
+from rl_lab.config.compose import compose
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.compose import compose
 from rl_lab.tuning.wandb_sweep import agent_words
 
 WANTED = {

@@ -13,7 +13,7 @@ from rl_lab.analysis.curves import Curve, candidates, metric_of, read_curves
 from rl_lab.analysis.groups import Group, Run, doubts, group_runs
 from rl_lab.analysis.statistics import Interval
 from rl_lab.core.errors import UserError
-from rl_lab.records.display import Display
+from rl_lab.display.metric_style import Display
 
 Array = npt.NDArray[np.float64]
 Scale = tuple[float, float]  # the scores of a task that count as 0 and 1

@@ -84,7 +84,7 @@ class Drawing:
 
     title: str
     file: str  # relative to the document
-    svg: str  # from `records/svg.py`, which escapes every text
+    svg: str  # from `display/svg.py`, which escapes every text
 
 
 Block = Heading | Paragraph | Items | Grid | Code | Media | Drawing

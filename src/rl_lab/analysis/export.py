@@ -21,8 +21,8 @@ from rl_lab.analysis.document import (
 )
 from rl_lab.analysis.statistics import Interval
 from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.display.metric_style import Display, MetricStyle
 from rl_lab.records.commit import write_atomically
-from rl_lab.records.display import Display, MetricStyle
 from rl_lab.records.metrics import plain
 
 Format = Literal["latex", "csv", "md", "json", "html"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.analysis import query
+from rl_lab.config.schema import ABSENT, leaves
 from rl_lab.core.errors import UserError, did_you_mean
-from rl_lab.orchestration.config import ABSENT, leaves
 from rl_lab.records.config_file import experiment_of, load_tree, read_config
 from rl_lab.records.index import Index, row_of
 from rl_lab.records.run_directory import RunDirectory, find_run, list_runs

@@ -12,8 +12,8 @@ from rl_lab.analysis.curves import Curve, align, middle_and_band, thinned
 from rl_lab.analysis.statistics import performance_profile, profile_band
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
-from rl_lab.records import svg
-from rl_lab.records.chart import FEW, Chart, Line, Panel
+from rl_lab.display import svg
+from rl_lab.display.chart import FEW, Chart, Line, Panel
 
 WIDTH, HEIGHT = 5.0, 3.6  # inches of one panel of a PNG
 THRESHOLDS = 101  # of a profile

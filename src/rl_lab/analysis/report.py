@@ -23,18 +23,18 @@ from rl_lab.analysis.document import (
 from rl_lab.analysis.export import blocks_of
 from rl_lab.analysis.groups import Run, load_run
 from rl_lab.analysis.plots import comparison_chart, described, run_chart
+from rl_lab.config.schema import leaves, to_tree
+from rl_lab.config.validate import validate
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.config import leaves, to_tree
-from rl_lab.orchestration.validation import validate
-from rl_lab.records.chart import to_svg
+from rl_lab.display.chart import to_svg
+from rl_lab.display.metric_style import Display, load_display
+from rl_lab.display.sinks import Sink
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
-from rl_lab.records.display import Display, load_display
 from rl_lab.records.files import check_folder, open_to_read, read_bounded
 from rl_lab.records.formatting import format_duration, saved_as, sparkline
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.records.sinks import Sink
 from rl_lab.records.source import read_provenance
 
 NAME = "report"

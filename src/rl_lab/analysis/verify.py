@@ -13,19 +13,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rl_lab.analysis.differences import Difference, first_difference, row_difference, step_of
+from rl_lab.config.schema import RunConfig
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.state import Tree
-from rl_lab.orchestration.build import build_run
-from rl_lab.orchestration.config import RunConfig
-from rl_lab.orchestration.fork import Origin, as_built, begin_from, changes, find_origin
-from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.session import changed_numerics, find_weights, load_config
+from rl_lab.display.sinks import Sink, Sinks
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.metrics import STEP, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
-from rl_lab.records.sinks import Sink, Sinks
 from rl_lab.records.source import code_change, read_provenance
+from rl_lab.run.build import build_run
+from rl_lab.run.fork import Origin, as_built, begin_from, changes, find_origin
+from rl_lab.run.orchestrator import Orchestrator
+from rl_lab.run.session import changed_numerics, find_weights, load_config
 
 SHORT = 20_000  # environment steps that are run again as a whole
 RESUMED_E3 = (

@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
+from rl_lab.algorithms.base import Workflow
 from rl_lab.benchmarking.environments import stepping
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, measured
-from rl_lab.orchestration.build import make_context, make_policy, make_workflow
-from rl_lab.orchestration.config import RunConfig, to_tree
-from rl_lab.orchestration.resolve import resolve
-from rl_lab.workflows.base import Workflow
+from rl_lab.config.resolve import resolve
+from rl_lab.config.schema import RunConfig, to_tree
+from rl_lab.run.build import make_context, make_policy, make_workflow
 
 ENVIRONMENT, RANDOM, POLICY = "environment only", "random policy", "policy"
 

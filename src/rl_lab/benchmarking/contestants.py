@@ -62,11 +62,11 @@ def ours(job: Job, *, quiet: bool = True) -> Timed:
     Not `quiet`: a default run, with evaluations, rows of metrics, checkpoints and TensorBoard.
     """
     from rl_lab.api import configure
-    from rl_lab.orchestration.build import build_run
-    from rl_lab.orchestration.resolve import resolve
-    from rl_lab.orchestration.values import as_override
+    from rl_lab.config.resolve import resolve
+    from rl_lab.config.values import as_override
+    from rl_lab.display.sinks import Sinks, TensorBoardSink
     from rl_lab.records.run_directory import RunDirectory
-    from rl_lab.records.sinks import Sinks, TensorBoardSink
+    from rl_lab.run.build import build_run
 
     settings = our_settings(job) if quiet else equal_settings(job)
     words = [as_override(path, value) for path, value in settings.items()]
@@ -162,8 +162,8 @@ def _ppo_settings(values: Settings) -> dict[str, Any]:
 def our_command(job: Job) -> list[str]:
     """The words of `rl-lab train` that end where the return is reached; the defaults otherwise."""
     from rl_lab.api import configure
-    from rl_lab.orchestration.resolve import resolve
-    from rl_lab.orchestration.values import as_override
+    from rl_lab.config.resolve import resolve
+    from rl_lab.config.values import as_override
 
     settings = our_settings(job)
     config = configure(overrides=[as_override(*each) for each in settings.items()])[0]

@@ -9,11 +9,11 @@ from rl_lab.api import configure
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, absent, measured
 from rl_lab.collect.collector import to_array, to_tensor
+from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import VectorEnv, WorkflowContext
 from rl_lab.envs.make import EnvironmentConfig, find
-from rl_lab.orchestration.build import make_context, make_workflow
-from rl_lab.orchestration.resolve import resolve
+from rl_lab.run.build import make_context, make_workflow
 
 DEFAULT_IDS = ("CartPole-v1", "Pendulum-v1")
 BASELINE = "sync"

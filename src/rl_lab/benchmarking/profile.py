@@ -11,14 +11,14 @@ from typing import Any
 from rl_lab.api import configure, runs_root
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, measured
+from rl_lab.config.resolve import resolve
+from rl_lab.config.schema import RunConfig, to_tree
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.build import build_run
-from rl_lab.orchestration.config import RunConfig, to_tree
-from rl_lab.orchestration.orchestrator import Orchestrator
-from rl_lab.orchestration.resolve import resolve
-from rl_lab.orchestration.session import load_config
+from rl_lab.display.sinks import Sinks
 from rl_lab.records.run_directory import RunDirectory, find_run
-from rl_lab.records.sinks import Sinks
+from rl_lab.run.build import build_run
+from rl_lab.run.orchestrator import Orchestrator
+from rl_lab.run.session import load_config
 
 STAGES = ("env", "policy", "storage", "update", "evaluate", "log", "checkpoint", "loop")
 

@@ -7,14 +7,14 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
+from rl_lab.algorithms.base import Workflow
 from rl_lab.benchmarking.collect import PHASE as ONLINE
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, absent, measured
+from rl_lab.config.resolve import resolve
+from rl_lab.config.schema import RunConfig, to_tree
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.build import make_context, make_workflow
-from rl_lab.orchestration.config import RunConfig, to_tree
-from rl_lab.orchestration.resolve import resolve
-from rl_lab.workflows.base import Workflow
+from rl_lab.run.build import make_context, make_workflow
 
 MODES = {"off": "eager", "on": "compiled"}
 PHASE = ONLINE | {"type": "offline"}  # one gradient step is due whenever there is data

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from rl_lab.buffers.episodes import Episodes
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.core.batch import NEXT_OBS, OBS, REWARD, TERMINATED, TRUNCATED, Array, Batch
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option

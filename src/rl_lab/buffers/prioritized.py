@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.buffers.sum_tree import SumTree
 from rl_lab.core.batch import INDEX, WEIGHT, Batch
 from rl_lab.core.errors import NonFiniteError

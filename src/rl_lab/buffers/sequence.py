@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab.buffers.frame_index import Positions, Streams, Stretches
 from rl_lab.buffers.latents import NOWHERE, Latents
-from rl_lab.buffers.replay import UniformConfig, UniformReplay
-from rl_lab.buffers.streams import Positions, Streams, Stretches
+from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay
 from rl_lab.core.batch import (
     ACTION,
     BURN_IN,

@@ -8,7 +8,7 @@ is needed, and a wrong number of frames costs memory, never a wrong observation.
 
 import numpy as np
 
-from rl_lab.buffers.pool import Layout, Pool, zeros
+from rl_lab.buffers.sparse_frames import Layout, Pool, zeros
 from rl_lab.core.batch import OBS, Array
 
 

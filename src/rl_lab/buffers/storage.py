@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from rl_lab.buffers.pool import (
+from rl_lab.buffers.sparse_frames import (
     CHUNK_BYTES,
     Layout,
     Pool,

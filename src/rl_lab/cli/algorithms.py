@@ -11,9 +11,9 @@ from rl_lab.core.errors import UserError
 
 def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
     """Print all algorithms, or all options of one."""
+    from rl_lab.config import catalog
+    from rl_lab.config.schema import describe
     from rl_lab.core import registry
-    from rl_lab.orchestration import catalog
-    from rl_lab.orchestration.config import describe
 
     for file in plugins:
         catalog.load_plugin(str(file))

@@ -30,10 +30,10 @@ TINY: dict[str, Any] = {
 
 def environment(id: str, *, plugins: Sequence[Path], as_json: bool) -> int:
     """What an environment does, and its snapshot level, proven in a second process."""
+    from rl_lab.config import catalog
     from rl_lab.envs.behavior import FAIL, OK, RENDERING, WARN, Check, check_behavior
     from rl_lab.envs.check import check_env
     from rl_lab.envs.make import find
-    from rl_lab.orchestration import catalog
 
     modules = [_module_of(catalog.load_plugin(str(file))) for file in plugins]
     find(id)  # a wrong name is told before anything else
@@ -80,8 +80,8 @@ def _module_of(file: str) -> str:
 
 def algorithm(name: str, *, plugins: Sequence[Path], as_json: bool) -> int:
     """Two tiny runs, one of them interrupted: are they the same, bit for bit?"""
+    from rl_lab.config import catalog
     from rl_lab.core import registry
-    from rl_lab.orchestration import catalog
 
     for file in plugins:
         catalog.load_plugin(str(file))
@@ -149,7 +149,7 @@ def _unless_stopped(outcome: Any) -> Any:
 
 def _interruption() -> Any:
     """As if somebody asked the process to stop half way, after a row of metrics."""
-    from rl_lab.records.sinks import Sink
+    from rl_lab.display.sinks import Sink
 
     class Interruption(Sink):
         happened = False
@@ -193,8 +193,8 @@ def install(runs_dir: Path, *, as_json: bool) -> int:
 
 def _plugins() -> dict[str, str]:
     """What installed packages add, by kind and name; each is imported to see that it can be."""
+    from rl_lab.config import catalog  # noqa: F401  declares the names that are taken
     from rl_lab.core import registry
-    from rl_lab.orchestration import catalog  # noqa: F401  declares the names that are taken
 
     found = {}
     for each in registry.plugins():

@@ -14,7 +14,7 @@ from rl_lab.core.errors import UserError
 if TYPE_CHECKING:
     from rl_lab.analysis.compare import Comparison, Table
     from rl_lab.analysis.document import Grid
-    from rl_lab.records.display import Display
+    from rl_lab.display.metric_style import Display
 
 WIDTH = 100  # columns of a terminal that every line fits
 LONGEST_NAME = 24  # of a method; longer ones have letters
@@ -62,7 +62,7 @@ class Request:
 
 def run(request: Request, *, plot: Path | None, as_json: bool) -> int:
     """Print the tables, and draw them if a file is named."""
-    from rl_lab.records.display import load_display
+    from rl_lab.display.metric_style import load_display
 
     if plot is not None and plot.suffix not in PICTURES:
         raise UserError(f"--plot {plot}: name a file that ends in .svg, .html or .png")
@@ -112,7 +112,7 @@ def _draw(found: "Comparison", plot: Path, display: "Display") -> None:
     from rl_lab.analysis.document import Drawing, to_html
     from rl_lab.analysis.export import blocks_of, save
     from rl_lab.analysis.plots import comparison_chart, described, to_png
-    from rl_lab.records.chart import to_svg
+    from rl_lab.display.chart import to_svg
 
     chart = comparison_chart(found)
     if plot.suffix == ".png":

@@ -9,8 +9,8 @@ from rl_lab.core.errors import UserError
 
 def run(text: str, *, config_dirs: Sequence[Path], as_json: bool) -> int:
     """Print the ids that contain a text."""
+    from rl_lab.config.presets import list_presets, split_spec
     from rl_lab.envs.make import families, list_environments, needed_extra
-    from rl_lab.orchestration.presets import list_presets, split_spec
 
     presets: dict[str, list[str]] = {}
     for spec in list_presets(config_dirs):

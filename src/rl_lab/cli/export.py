@@ -9,7 +9,7 @@ from rl_lab.cli.printing import say, warn
 def run(request: Request, *, format: str, output: Path | None) -> int:
     """Print the table, or write it to a file."""
     from rl_lab.analysis.export import checked_format, export, save
-    from rl_lab.records.display import load_display
+    from rl_lab.display.metric_style import load_display
 
     checked_format(format)  # before a thousand runs are read
     display = load_display()

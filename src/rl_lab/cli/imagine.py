@@ -15,8 +15,8 @@ def run(
     as_json: bool,
 ) -> int:
     """Write the film, the picture or the numbers, and print where."""
-    from rl_lab.monitoring.imagining import default_file, imagine_run, write_imagined
-    from rl_lab.orchestration import policy
+    from rl_lab.analysis.imagining import default_file, imagine_run, write_imagined
+    from rl_lab.run import policy
 
     loaded = policy.load(reference, runs_dir, seed=seed, warn=lambda line: warn(f"warning: {line}"))
     try:

@@ -21,8 +21,8 @@ NAMES = {"algorithm": "my_algorithm", "env": "my_env"}
 
 def algorithm(name: str, *, directory: Path, as_json: bool) -> int:
     """Write NAME.py, test_NAME.py and NAME.yaml, which train, resume and pass as they are."""
+    from rl_lab.config import catalog  # noqa: F401  declares the built-in names
     from rl_lab.core import registry
-    from rl_lab.orchestration import catalog  # noqa: F401  declares the built-in names
 
     def check() -> None:
         if name in registry.names("workflow"):

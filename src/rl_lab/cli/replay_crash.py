@@ -7,7 +7,7 @@ from rl_lab.cli.printing import say, say_json
 
 def run(reference: str, *, trust: bool, runs_dir: Path, as_json: bool) -> int:
     """Exit code 1 if it fails again (with the same error, or another), 0 if it goes well."""
-    from rl_lab.orchestration.replay import replay
+    from rl_lab.run.crash_replay import replay
 
     found = replay(reference, runs_dir, trust=trust)
     if as_json:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from rl_lab.orchestration.signals import StopRequest, stop_on_signals
+from rl_lab.run.signals import StopRequest, stop_on_signals
 from rl_lab.tuning.processes import TRAIN, launch, usable
 
 POLL_SECONDS = 0.05

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.cli.printing import pairs, say, say_json, spread, table
-from rl_lab.records.display import Display, load_display
+from rl_lab.display.metric_style import Display, load_display
 from rl_lab.records.formatting import saved_as
 from rl_lab.records.index import row_of, true_status
 from rl_lab.records.metrics import STEP, iterate_metrics

@@ -44,8 +44,8 @@ def run(
     as_json: bool,
 ) -> int:
     """Try everything that has the text in its name; exit code 1 if anything failed."""
+    from rl_lab.config.presets import list_presets
     from rl_lab.envs.make import list_environments
-    from rl_lab.orchestration.presets import list_presets
 
     jobs: list[tuple[str, str, Callable[[], None]]] = []
     if presets:
@@ -111,8 +111,8 @@ def _training(name: str, timesteps: int, config_dirs: Sequence[Path]) -> Callabl
 
     def job() -> None:
         from rl_lab.api import configure
-        from rl_lab.orchestration.session import train
-        from rl_lab.orchestration.values import as_override
+        from rl_lab.config.values import as_override
+        from rl_lab.run.session import train
 
         words = [as_override(path, value) for path, value in SHORT.items()]
         words.append(f"training.total_timesteps={timesteps}")
@@ -130,8 +130,8 @@ def _stepping(id: str, timesteps: int) -> Callable[[], None]:
 
     def job() -> None:
         from rl_lab.api import configure
-        from rl_lab.orchestration.build import make_context, make_workflow
-        from rl_lab.orchestration.resolve import resolve
+        from rl_lab.config.resolve import resolve
+        from rl_lab.run.build import make_context, make_workflow
 
         steps = max(min(timesteps // NUM_ENVS, ENV_STEPS), 1)
         words = [f"environment.num_envs={NUM_ENVS}", f"algorithm.collect_steps={steps}"]

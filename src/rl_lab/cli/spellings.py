@@ -157,7 +157,7 @@ def _meaning(option: str, values: Iterator[str]) -> list[str] | None:
 
 def key_of(name: str) -> str | None:
     """The key of ours for a name such as `ent-coef`; None if nobody calls anything so."""
-    from rl_lab.orchestration.legacy import RENAMED
+    from rl_lab.config.legacy.keys import RENAMED
 
     plain = name.replace("-", "_")
     return KEYS.get(plain) or RENAMED.get(plain) or RENAMED.get(f"algorithm.{plain}")

@@ -90,7 +90,7 @@ def _preview(asked: Any, as_json: bool) -> int:
 
 def _run(asked: Any, runs_dir: Path, as_json: bool) -> int:
     from rl_lab.cli.printing import say, say_json, table, warn
-    from rl_lab.records.live_table import LiveTable
+    from rl_lab.display.live_table import LiveTable
     from rl_lab.tuning.driver import run_sweep, show, sweep_folder
     from rl_lab.tuning.progress import Watcher
     from rl_lab.tuning.report import write_report

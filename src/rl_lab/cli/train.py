@@ -113,8 +113,8 @@ class Request:
 
 def run(request: Request, *, quiet: bool, as_json: bool, jobs: int = 1, lines: bool = False) -> int:
     """Train, print, and return the exit code; `lines`: progress on stderr beside the JSON."""
-    from rl_lab.orchestration import session
-    from rl_lab.records.display import load_display
+    from rl_lab.display.metric_style import load_display
+    from rl_lab.run import session
     from rl_lab.tuning.wandb_sweep import agent_words
 
     silent = quiet or as_json
@@ -166,7 +166,7 @@ def run(request: Request, *, quiet: bool, as_json: bool, jobs: int = 1, lines: b
 
 def _training(request: Request, view: Any, silent: bool) -> Callable[[int | None], Any]:
     """What trains one seed. Every seed is configured now: a mistake is told before any runs."""
-    from rl_lab.orchestration import session
+    from rl_lab.run import session
 
     prepared = {seed: request.configure(seed) for seed in request.seeds}
     for note in [] if silent else prepared[request.seeds[0]][1].notes:
@@ -186,8 +186,8 @@ def _training(request: Request, view: Any, silent: bool) -> Callable[[int | None
 
 def _forking(request: Request, view: Any) -> Callable[[int | None], Any]:
     """What goes on from the same checkpoint of another run, with one seed."""
-    from rl_lab.orchestration.fork import fork
     from rl_lab.records.run_directory import find_run
+    from rl_lab.run.fork import fork
 
     assert request.fork is not None
     given = {
@@ -223,8 +223,8 @@ def _forking(request: Request, view: Any) -> Callable[[int | None], Any]:
 def _side_by_side(request: Request, jobs: int, *, quiet: bool, as_json: bool) -> int:
     """Each seed in a process; one that fails does not stop the others."""
     from rl_lab.cli.seed_jobs import run_seeds
-    from rl_lab.orchestration.session import Outcome
     from rl_lab.records.run_directory import RunDirectory
+    from rl_lab.run.session import Outcome
 
     told = ["--json"] if quiet else ["--json", "--progress-lines"]
     seeds = [seed for seed in request.seeds if seed is not None]
@@ -316,7 +316,7 @@ def _result(outcome: Any) -> str:
 
 def _profile(outcome: Any) -> str:
     """Where the time went, and where the statistics of the weights are."""
-    from rl_lab.orchestration.debug import PROFILE, WEIGHTS
+    from rl_lab.run.debug import PROFILE, WEIGHTS
 
     logs = outcome.run.log_file.parent
     file = logs / PROFILE
@@ -388,7 +388,7 @@ def _terminal_view(
     config: Any, directory: Any, start: int, on_stderr: bool = False
 ) -> Sequence[Any]:
     """Progress for a human, unless `logging.terminal` is off."""
-    from rl_lab.orchestration.view import terminal_view
+    from rl_lab.run.view import terminal_view
 
     if not config.logging.terminal:
         return _quiet_view(config, directory, start)
@@ -397,6 +397,6 @@ def _terminal_view(
 
 def _quiet_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
     """Only what is wrong."""
-    from rl_lab.orchestration.view import WarningSink
+    from rl_lab.run.view import WarningSink
 
     return [WarningSink(warn)]

@@ -15,7 +15,7 @@ from rl_lab.core.seeding import undisturbed
 from rl_lab.envs.contract import RESET, STEP, Contract
 from rl_lab.envs.make import EnvironmentConfig, maker
 from rl_lab.envs.probe import unsendable
-from rl_lab.envs.shown import PICTURES, make_shown
+from rl_lab.envs.render import PICTURES, make_shown
 from rl_lab.envs.spaces import describe
 
 OK, WARN, FAIL = "ok", "warn", "FAIL"

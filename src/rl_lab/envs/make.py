@@ -23,9 +23,9 @@ from rl_lab.core.failure import located
 from rl_lab.core.options import option
 from rl_lab.core.protocols import VectorEnv
 from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
+from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
 from rl_lab.envs.process import ProcessVector, usable_cores
-from rl_lab.envs.replay import Forgotten, Replayed
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
 from rl_lab.envs.worker import Make
 from rl_lab.envs.wrappers import check_wrappers, wrap

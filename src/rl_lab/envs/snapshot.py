@@ -28,7 +28,7 @@ from torch import Tensor
 from rl_lab.core.errors import UserError
 from rl_lab.core.state import Tree
 from rl_lab.envs import mujoco
-from rl_lab.envs.replay import Forgotten, Replayed
+from rl_lab.envs.action_replay import Forgotten, Replayed
 
 SAVED = ("E0", "E1")  # levels at which a checkpoint holds what puts an environment back
 

@@ -30,7 +30,7 @@ _SEE_THROUGH = {
     ),
     "gymnasium.wrappers.stateful_reward": ("NormalizeReward",),
     "rl_lab.envs.mujoco": ("NoSilentReset",),
-    "rl_lab.envs.replay": ("Replayed",),
+    "rl_lab.envs.action_replay": ("Replayed",),
     "rl_lab.envs.wrappers.action": ("StickyActions",),
     "rl_lab.envs.wrappers.reward": ("CountBonus",),
 }

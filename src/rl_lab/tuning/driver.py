@@ -18,11 +18,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rl_lab.config.compose import Composed, compose
+from rl_lab.config.legacy.keys import RENAMED
+from rl_lab.config.validate import validate
+from rl_lab.config.values import as_override
 from rl_lab.core.errors import RunError, UserError
-from rl_lab.orchestration.compose import Composed, compose
-from rl_lab.orchestration.legacy import RENAMED
-from rl_lab.orchestration.validation import validate
-from rl_lab.orchestration.values import as_override
 from rl_lab.records.commit import make_directory, write_atomically
 from rl_lab.records.metrics import plain
 from rl_lab.tuning import jobs

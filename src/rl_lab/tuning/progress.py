@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rl_lab.display.live_table import LiveTable, Picture
 from rl_lab.records.formatting import format_duration
-from rl_lab.records.live_table import LiveTable, Picture
 from rl_lab.tuning import jobs
 from rl_lab.tuning.driver import Driver, short, trial_count
 from rl_lab.tuning.space import Choice, Settings, Space, short_names

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from rl_lab.records import svg
+from rl_lab.display import svg
 from rl_lab.records.commit import write_atomically
 from rl_lab.tuning.jobs import interval
 from rl_lab.tuning.space import Choice, Dimension, short_names

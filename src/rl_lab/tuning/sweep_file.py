@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 import yaml
 
+from rl_lab.config.presets import search_folders
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.orchestration.presets import search_folders
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
 

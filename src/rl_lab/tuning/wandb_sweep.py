@@ -10,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
+from rl_lab.config.values import as_override
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.values import as_override
-from rl_lab.records.wandb import INSTALL
+from rl_lab.display.wandb import INSTALL
 
 SWEEP, FILE = "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH"
 TRACK = "logging.wandb.enabled=true"  # the sweep waits for the metric

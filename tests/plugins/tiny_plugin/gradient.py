@@ -6,7 +6,7 @@ import torch
 
 from rl_lab import Action, Workflow
 from rl_lab.core.options import option
-from rl_lab.networks.model import ActorCritic
+from rl_lab.networks.actor_critic import ActorCritic
 
 
 @dataclass(frozen=True, kw_only=True)

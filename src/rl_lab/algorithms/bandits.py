@@ -1,0 +1,410 @@
+"""Bandit agents (Sutton & Barto 2018, chapter 2): epsilon-greedy, UCB, gradient, Thompson.
+
+Reads top to bottom: config, rules, workflows. Every environment is a bandit of its own with an
+agent of its own: N environments are N experiments side by side, [N, C, K] for C contexts (what a
+Discrete observation shows) and K arms. An agent learns from every pull and ignores what comes next.
+Where fewer or more environments are shown, as in an evaluation, row i is answered by agent i mod N;
+that means something only if all of them are the same bandit.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from rl_lab.algorithms.base import Optimized, Roles, Workflow
+from rl_lab.core.batch import ACTION, OBS, REWARD, Action, Array, Batch, CollectResult, Metrics
+from rl_lab.core.errors import UserError
+from rl_lab.core.options import option
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.schedule import at, extremes
+from rl_lab.core.spec import Discrete
+
+MOST_CELLS = 100_000_000  # environments x contexts x arms
+
+
+SMALLEST_STD = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class BanditConfig:
+    """What all agents share."""
+
+    rollout_steps: int = option(1, "pulls between updates; 1 learns from every pull at once")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        if self.rollout_steps < 1:
+            raise ValueError(f"rollout_steps must be at least 1, got {self.rollout_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonGreedyConfig(BanditConfig):
+    """A random arm now and then, the best one so far otherwise. Any float may be a schedule."""
+
+    epsilon: float = option(0.1, "chance of a random arm")
+    step_size: float | None = option(
+        None, "constant step size; null averages all rewards of an arm"
+    )
+    initial_value: float = option(
+        0.0, "first estimate; a high one makes it try every arm", fixed=True
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        super().__post_init__()
+        _require("epsilon", self.epsilon, 0.0, 1.0)
+        _require("step_size", self.step_size, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UCBConfig(BanditConfig):
+    """The arm that could be the best: its estimate, and more the less it was tried."""
+
+    c: float = option(2.0, "how much uncertainty counts")
+    step_size: float | None = option(
+        None, "constant step size; null averages all rewards of an arm"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        super().__post_init__()
+        _require("c", self.c, 0.0, np.inf)
+        _require("step_size", self.step_size, 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientBanditConfig(BanditConfig):
+    """Preferences moved by stochastic gradient ascent on the expected reward."""
+
+    step_size: float = option(0.1, "step size of the preferences")
+    baseline: bool = option(True, "compare rewards with their average so far, not with 0")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        super().__post_init__()
+        _require("step_size", self.step_size, 0.0, np.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThompsonConfig(BanditConfig):
+    """Draw a bandit from what is known, and pull its best arm."""
+
+    model: Literal["gaussian", "beta"] = option(
+        "gaussian", "gaussian: any rewards; beta: rewards of 0 and 1 only"
+    )
+    prior_mean: float = option(0.0, "gaussian: what an untried arm is thought to pay")
+    prior_std: float = option(1.0, "gaussian: how unsure that is")
+    noise_std: float | None = option(
+        1.0, "gaussian: known deviation of the rewards; null learns it for each arm"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        super().__post_init__()
+        for name in ("prior_std", "noise_std"):
+            value = getattr(self, name)
+            if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
+                raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
+
+
+def _require(name: str, value: Any, low: float, high: float) -> None:
+    if value is None:
+        return
+    smallest, largest = extremes(value)
+    if smallest < low or largest > high:
+        bad = smallest if smallest < low else largest
+        wanted = f"in [{low:g}, {high:g}]" if high < np.inf else f"at least {low:g}"
+        raise ValueError(f"{name} must be {wanted}, got {bad:g}")
+
+
+# ------------------------------------------------------------------------ rules
+
+
+def any_best(scores: Array, random: np.random.Generator) -> Array:
+    """The best column of each row of scores [N, K]; of equally good ones any."""
+    best = scores == scores.max(axis=1, keepdims=True)
+    return np.where(best, random.random(scores.shape), -1.0).argmax(axis=1)
+
+
+def upper_bound(values: Array, counts: Array, c: float) -> Array:
+    """Estimates with a bonus, c sqrt(ln t / n) (eq. 2.10); an arm that was never tried is best."""
+    now = counts.sum(axis=1, keepdims=True) + 1
+    bonus = c * np.sqrt(np.log(now) / np.maximum(counts, 1))
+    return np.where(counts == 0, np.inf, values + bonus)
+
+
+def softmax(preferences: Array) -> Array:
+    """Chances of the arms, each row of [N, K] by itself (eq. 2.11)."""
+    weights = np.exp(preferences - preferences.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def greedy_chances(values: Array, epsilon: float) -> Array:
+    """Chances of the arms when epsilon-greedy, each row of [N, K] by itself; the best share."""
+    best = values == values.max(axis=1, keepdims=True)
+    share = best / best.sum(axis=1, keepdims=True)
+    return np.asarray(epsilon / values.shape[1] + (1.0 - epsilon) * share)
+
+
+def entropy(chances: Array) -> Array:
+    """Of each row of chances [N, K], in nats."""
+    return np.asarray(np.sum(chances * np.log(1.0 / np.where(chances > 0, chances, 1.0)), axis=1))
+
+
+def preference_step(preferences: Array, arm: Array, advantage: Array, step_size: float) -> Array:
+    """Preferences [N, K] after one pull each (eq. 2.12)."""
+    taken = np.arange(preferences.shape[1]) == arm[:, None]
+    return np.asarray(preferences + step_size * advantage[:, None] * (taken - softmax(preferences)))
+
+
+def precision(deviation: float) -> float:
+    """1 / σ²; a schedule may fall to 0, which stands for a very small deviation."""
+    return max(deviation, SMALLEST_STD) ** -2
+
+
+def posterior(mean: Array, count: Array, now: ThompsonConfig) -> tuple[Array, Array]:
+    """Mean and deviation of what an arm pays, given its average reward and a known noise."""
+    assert now.noise_std is not None
+    prior, evidence = precision(now.prior_std), count * precision(now.noise_std)
+    return (prior * now.prior_mean + evidence * mean) / (prior + evidence), (
+        prior + evidence
+    ) ** -0.5
+
+
+def posterior_unknown_noise(
+    mean: Array, count: Array, squares: Array, now: ThompsonConfig
+) -> tuple[Array, Array, Array, Array]:
+    """The normal-inverse-gamma posterior: its mean, its weight, shape and scale of the variance.
+
+    `squares` is the sum of squared distances from the average. The prior counts as much as one
+    reward of variance 1, times prior_std^-2.
+    """
+    before = precision(now.prior_std)
+    weight = before + count
+    centre = (before * now.prior_mean + count * mean) / weight
+    distance = before * count * (mean - now.prior_mean) ** 2 / weight
+    return centre, weight, 1.0 + count / 2, 1.0 + (squares + distance) / 2
+
+
+# -------------------------------------------------------------------- workflows
+
+
+class BanditAgent(Workflow):
+    """An agent for each environment. `values` is what a deterministic agent maximises."""
+
+    actions: ClassVar[str] = "discrete"
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ("values", "counts")
+    config: Any
+    first_value: float = 0.0
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Make the tables [N, C, K]."""
+        super().initialize(context)
+        self.collect_steps = self.config.rollout_steps
+        shown, arms = context.spec.observation, context.spec.action
+        if not isinstance(shown, Discrete) or not isinstance(arms, Discrete):
+            raise UserError(
+                "a bandit agent needs Discrete observations (its contexts) and Discrete actions "
+                f"(its arms), these are {type(shown).__name__} and {type(arms).__name__}"
+            )
+        shape = (context.train_environment.num_envs, shown.n, arms.n)
+        if shape[0] * shape[1] * shape[2] > MOST_CELLS:
+            raise UserError(f"{shape[0]} agents for {shape[1]} contexts need too large a table")
+        self.values = np.full(shape, self.first_value, np.float64)
+        self.counts = np.zeros(shape, np.int64)
+        self.step = 0  # of the run, when the agents last acted
+        self.action_rng = context.rng.numpy("actions")
+
+    @property
+    def now(self) -> Any:
+        """The hyperparameters of this step of the run."""
+        return at(self.config, self.step)
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """One pull each."""
+        self.step = step
+        return super().collect_step(step, phase=phase)
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Explore; deterministic: the first of the best arms by what is known."""
+        context: Array = obs.cpu().numpy()
+        cell = (np.arange(len(context)) % len(self.values), context)
+        if deterministic:
+            return Action(self.values[cell].argmax(axis=1))
+        return Action(self.choose(cell))
+
+    @abstractmethod
+    def choose(self, cell: Any) -> Array:
+        """An arm for each row; `cell` picks agents and contexts: `self.values[cell]` is [N, K]."""
+
+    @abstractmethod
+    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+        """One pull of every agent, already counted."""
+
+    def chances(self, values: Array) -> Array | None:
+        """Of the arms, by rows of `values` [N, K]; None where they are not known in closed form."""
+        return None
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """The pulls [T, N], in time order."""
+        agents = np.arange(len(self.values))
+        context, arm, reward = (batch[name].cpu().numpy() for name in (OBS, ACTION, REWARD))
+        for row in range(len(reward)):
+            cell = (agents, context[row])
+            self.counts[(*cell, arm[row])] += 1
+            self.learn(cell, arm[row], reward[row].astype(np.float64))
+        return {
+            "reward": float(reward.mean()),
+            "untried_share": float((self.counts == 0).mean()),
+            **self.described((agents, context)),
+        }
+
+    def described(self, cell: Any) -> Metrics:
+        """Where `cell` was met: how arms differ, how evenly they were pulled, and the policy."""
+        arms = self.values.shape[-1]
+        values, counts = self.values[cell].reshape(-1, arms), self.counts[cell].reshape(-1, arms)
+        pulled = counts / counts.sum(axis=1, keepdims=True)
+        found = {
+            "q_spread": float(np.ptp(values, axis=1).mean()),
+            "choice_entropy": float(entropy(pulled).mean()),
+        }
+        chances = self.chances(values)
+        return found if chances is None else {**found, "entropy": float(entropy(chances).mean())}
+
+    def average(self, cell: Any, arm: Array, reward: Array, step_size: float | None) -> None:
+        """Move the estimates of the arms towards their rewards: averages, or by constant steps."""
+        place = (*cell, arm)
+        step = 1.0 / self.counts[place] if step_size is None else step_size
+        self.values[place] += step * (reward - self.values[place])
+
+
+class EpsilonGreedy(BanditAgent):
+    """Epsilon-greedy bandit: the best arm so far, sometimes a random one (section 2.2)."""
+
+    Config: ClassVar[type | None] = EpsilonGreedyConfig
+    config: EpsilonGreedyConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """The first estimate may be an option."""
+        self.first_value = self.config.initial_value
+        super().initialize(context)
+
+    def choose(self, cell: Any) -> Array:
+        """The best estimate, or any arm."""
+        best = any_best(self.values[cell], self.action_rng)
+        other = self.action_rng.integers(self.values.shape[-1], size=len(best))
+        return np.where(self.action_rng.random(len(best)) < self.now.epsilon, other, best)
+
+    def chances(self, values: Array) -> Array | None:
+        """Of the arms, by rows of `values` [N, K]."""
+        return greedy_chances(values, self.now.epsilon)
+
+    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+        """Section 2.4 (averages) or 2.5 (constant steps)."""
+        self.average(cell, arm, reward, self.now.step_size)
+
+
+class UCB(BanditAgent):
+    """UCB bandit: the arm with the highest upper confidence bound (section 2.7)."""
+
+    Config: ClassVar[type | None] = UCBConfig
+    config: UCBConfig
+
+    def choose(self, cell: Any) -> Array:
+        """The highest upper confidence bound."""
+        bound = upper_bound(self.values[cell], self.counts[cell], self.now.c)
+        return any_best(bound, self.action_rng)
+
+    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+        """As the epsilon-greedy agent."""
+        self.average(cell, arm, reward, self.now.step_size)
+
+
+class GradientBandit(BanditAgent):
+    """Gradient bandit: softmax over learned preferences, which `values` are (section 2.8)."""
+
+    Config: ClassVar[type | None] = GradientBanditConfig
+    learned: ClassVar[tuple[str, ...]] = ("values", "counts", "average_reward")
+    config: GradientBanditConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Preferences, and the average reward in every context [N, C]."""
+        super().initialize(context)
+        self.average_reward = np.zeros(self.values.shape[:2])
+
+    def choose(self, cell: Any) -> Array:
+        """By chance, as the preferences say."""
+        reached = softmax(self.values[cell]).cumsum(axis=1)
+        # A sum that is rounded to less than 1 must not leave room for an arm that does not exist.
+        drawn = self.action_rng.random((len(reached), 1)) * reached[:, -1:]
+        return np.asarray((reached <= drawn).sum(axis=1))
+
+    def chances(self, values: Array) -> Array | None:
+        """Of the arms, by rows of `values` [N, K]."""
+        return softmax(values)
+
+    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+        """The baseline is the average before this reward; for the first one it is that reward."""
+        pulls = self.counts[cell].sum(axis=1)
+        before = np.where(pulls == 1, reward, self.average_reward[cell])
+        advantage = reward - before if self.now.baseline else reward
+        self.values[cell] = preference_step(self.values[cell], arm, advantage, self.now.step_size)
+        self.average_reward[cell] += (reward - self.average_reward[cell]) / pulls
+
+
+class Thompson(BanditAgent):
+    """Thompson sampling bandit: posterior sampling (Russo et al. 2018, arXiv:1707.02038)."""
+
+    Config: ClassVar[type | None] = ThompsonConfig
+    learned: ClassVar[tuple[str, ...]] = ("values", "counts", "averages", "squares")
+    config: ThompsonConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Averages, and the sums of squared distances from them [N, C, K]."""
+        super().initialize(context)
+        self.averages = np.zeros_like(self.values)
+        self.squares = np.zeros_like(self.values)
+        everything = tuple(np.indices(self.values.shape))
+        self.values[:] = self.expected(everything)
+
+    def expected(self, place: Any) -> Array:
+        """What arms pay by the posterior mean."""
+        count, mean = self.counts[place], self.averages[place]
+        if self.now.model == "beta":
+            return np.asarray((1.0 + count * mean) / (2.0 + count))
+        if self.now.noise_std is None:
+            return posterior_unknown_noise(mean, count, self.squares[place], self.now)[0]
+        return posterior(mean, count, self.now)[0]
+
+    def choose(self, cell: Any) -> Array:
+        """The best arm of one bandit drawn from the posterior."""
+        count, mean, random = self.counts[cell], self.averages[cell], self.action_rng
+        if self.now.model == "beta":
+            return any_best(random.beta(1 + count * mean, 1 + count * (1 - mean)), random)
+        noise = random.standard_normal(mean.shape)
+        if self.now.noise_std is not None:
+            centre, deviation = posterior(mean, count, self.now)
+            return any_best(centre + deviation * noise, random)
+        known = posterior_unknown_noise(mean, count, self.squares[cell], self.now)
+        centre, weight, shape, scale = known
+        variance = scale / random.standard_gamma(shape)
+        return any_best(centre + np.sqrt(variance / weight) * noise, random)
+
+    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+        """Count, average and squared distances are all that the posteriors need."""
+        if self.now.model == "beta" and not np.isin(reward, (0.0, 1.0)).all():
+            raise UserError(
+                "algorithm.model=beta learns from rewards of 0 and 1 only: use gaussian, "
+                "or environment.kwargs.rewards=bernoulli"
+            )
+        place = (*cell, arm)
+        distance = reward - self.averages[place]
+        self.averages[place] += distance / self.counts[place]
+        self.squares[place] += distance * (reward - self.averages[place])
+        self.values[place] = self.expected(place)

@@ -1,0 +1,388 @@
+"""PlaNet: learn a latent model of the world, and plan in it (Hafner et al. 2019, arXiv:1811.04551).
+
+Reads top to bottom: config, loss of the model, planning, workflow. There is no policy and no value:
+at every step the cross-entropy method (or MPPI) looks for the actions with the largest sum of
+imagined rewards, and the first of them is taken.
+
+Departures from the paper are listed in docs/algorithms/planet.md. The largest: any observation, not
+only images; Discrete actions, by CEM over categories; tasks may end (`continue_scale`); decisions
+of evaluations are planned from the likeliest latent, with fixed random numbers.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rl_lab.algorithms.base import Optimized
+from rl_lab.algorithms.dreamer.rssm import RSSM, State
+from rl_lab.algorithms.dreamer.world_learning import (
+    BELIEF,
+    WorldConfig,
+    WorldWorkflow,
+    require_not_negative,
+)
+from rl_lab.algorithms.dreamer.world_model import Seen, WorldModel
+from rl_lab.algorithms.earning import averages, require_positive
+from rl_lab.core.actions import as_vector, random_action, vector_size
+from rl_lab.core.batch import (
+    ACTION_MASK,
+    OBS,
+    PREVIOUS_ACTION,
+    RESET,
+    REWARD,
+    TERMINATED,
+    Action,
+    Batch,
+    CollectResult,
+    Metrics,
+)
+from rl_lab.core.errors import UserError
+from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.options import option, section
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.schedule import at
+from rl_lab.core.spec import Discrete, MultiDiscrete
+from rl_lab.core.tree import first_leaf, picked
+from rl_lab.networks.mlp import Activation, Norm
+from rl_lab.planning.cem import planner_noise
+from rl_lab.planning.planner import PlannerConfig, plan_actions
+from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances
+
+USED = (OBS, PREVIOUS_ACTION, REWARD, RESET, TERMINATED)  # of a batch of sequences
+PREVIOUS, PLAN, WEIGHT = "action", "plan", "weight"
+SCALES = {
+    "kl": "kl_scale",
+    "reward": "reward_scale",
+    "continue": "continue_scale",
+    "overshooting": "overshooting_scale",
+    "free_nats": "free_nats",
+}
+_FIXED_SEED = 0  # of the random numbers of deterministic plans
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaNetOptimizerConfig(OptimizerConfig):
+    """Adam and its relatives; the learning rate belongs to the algorithm."""
+
+    eps: float = option(1e-4, "added to the root of the second moment; not in sgd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaNetConfig(WorldConfig):
+    """Hyperparameters of PlaNet, and the sizes of its world model. Any float may be a schedule."""
+
+    batch_size: int = option(50, "sequences of one gradient step")
+    batch_length: int = option(50, "frames of each sequence")
+    replay_ratio: float = option(
+        0.4,
+        "gradient steps per environment step, fractions are carried; 0: one per call of the hook",
+    )
+    learning_starts: int = option(1000, "environment steps of random actions before learning")
+    train_every: int = option(50, "vector steps between updates; an episode in the paper")
+    gamma: float = option(1.0, "discount factor of imagined rewards")
+    learning_rate: float = option(1e-3, "step size of the optimiser")
+    max_grad_norm: float = option(1000.0, "largest norm of a gradient")
+    optimizer: PlaNetOptimizerConfig = section(PlaNetOptimizerConfig, "the optimiser's settings")
+    free_nats: float = option(
+        3.0, "KL per step, summed over latents, below which nothing is learnt"
+    )
+    kl_scale: float = option(1.0, "weight of the KL beyond that")
+    reward_scale: float = option(10.0, "weight of the loss of rewards")
+    overshooting: int = option(
+        0, "latent overshooting: priors of up to so many steps ahead must fit as well; 0: off"
+    )
+    overshooting_scale: float = option(1.0, "weight of latent overshooting")
+    exploration_noise: float = option(
+        0.3, "deviation of noise on collected actions; discrete: chance of a random one"
+    )
+    planner: PlannerConfig = section(PlannerConfig, "how actions are looked for")
+    deter: int = option(200, "width of the memory")
+    hidden: int = option(200, "width of the layers around the memory")
+    stoch: int = option(30, "latents")
+    classes: int = option(0, "classes of each latent; 0: Gaussian latents")
+    units: int = option(300, "width of the layers of encoder, decoder and heads")
+    layers: int = option(3, "layers of the encoder, the decoder and the heads of vectors")
+    channels: int = option(32, "channels of the first convolution; each layer doubles them")
+    activation: Activation = option("relu", "tanh, relu, elu, gelu or silu")
+    norm: Norm = option("none", "normalisation of layers: none, layer or rms")
+    symlog_inputs: bool = option(False, "vectors are seen, and predicted, through symlog")
+    two_hot: bool = option(False, "rewards as weights of bins; if not, as one number")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
+        require_positive(self, "learning_rate")
+        if self.overshooting != 0 and not 2 <= self.overshooting < self.batch_length:
+            raise ValueError(
+                f"overshooting must be 0, or from 2 to batch_length - 1, got {self.overshooting}"
+            )
+        require_not_negative(self, *SCALES.values(), "exploration_noise")
+
+
+# ------------------------------------------------------------------------------ the model's loss
+
+
+def overshooting_loss(
+    rssm: RSSM, seen: Seen, action: Tensor, reset: Tensor, noise: Tensor, free_nats: Tensor
+) -> Tensor:
+    """How far priors of 2 … D steps ahead are from the posteriors there; noise [D, T, B, …].
+
+    From every frame [T, B] the model goes on by the actions that were taken. The priors move to the
+    posteriors, never the reverse; what would lead into another episode is left out.
+    """
+    states, inside = seen.states, torch.ones_like(reset)
+    total = torch.zeros((), device=reset.device)
+    for ahead in range(1, len(noise) + 1):
+        inside = inside[:-1] & ~reset[ahead:]
+        lead = inside.shape
+        rows = {key: value[: lead[0]].flatten(0, 1) for key, value in states.items()}
+        drawn = noise[ahead - 1][: lead[0]].flatten(0, 1)
+        moved = rssm.imagine_step(rows, action[ahead:].flatten(0, 1), drawn)
+        states = {key: value.unflatten(0, lead) for key, value in moved.items()}
+        if ahead > 1:
+            there = seen.posterior[ahead:].detach()
+            divergence = torch.maximum(rssm.kl(there, rssm.prior(states["deter"])), free_nats)
+            total = total + (divergence * inside).sum() / inside.sum().clamp_min(1)
+    return total / (len(noise) - 1)
+
+
+def planet_loss(
+    world: WorldModel,
+    batch: Batch,
+    noise: Tensor,
+    far_noise: Tensor | None,
+    scales: Mapping[str, Tensor],
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What the model did not foresee of sequences [T, B, …]: the negative of the paper's bound.
+
+    `far_noise` [D, T, B, …] is that of latent overshooting, if it is on.
+    """
+    start = world.rssm.initial(batch[RESET].shape[1], batch[RESET].device)
+    seen = world.learn_from(start, batch, noise)
+    divergence = world.rssm.kl(seen.posterior, seen.prior)
+    metrics = {name: each.mean() for name, each in seen.losses.items()}
+    loss = scales["kl"] * torch.maximum(divergence, scales["free_nats"]).mean()
+    for name, mean in metrics.items():
+        loss = loss + (scales[name] * mean if name in scales else mean)
+    metrics["kl"] = divergence.mean()
+    if far_noise is not None:
+        action = as_vector(world.action, batch[PREVIOUS_ACTION])
+        metrics["overshooting"] = overshooting_loss(
+            world.rssm, seen, action, batch[RESET], far_noise, scales["free_nats"]
+        )
+        loss = loss + scales["overshooting"] * metrics["overshooting"]
+    return loss, {name: each.detach() for name, each in metrics.items()}
+
+
+# ---------------------------------------------------------------------------------------- planning
+
+
+def reward_sums(
+    world: WorldModel,
+    belief: State,
+    latents: Tensor,
+    candidates: Tensor,
+    *,
+    gamma: float,
+    ends: bool,
+) -> Tensor:
+    """The imagined rewards [B, K] of candidates [B, K, H, A] from beliefs [B, …].
+
+    `latents` [H, K, …] are the random numbers of their latents. With `ends`, a reward counts by the
+    chance that there is a future to earn it in.
+    """
+
+    def step(rows: State, action: Tensor, t: int) -> tuple[State, Tensor]:
+        drawn = torch.cat([latents[t]] * len(candidates))  # rows lie environment by environment
+        moved = world.rssm.imagine_step({key: rows[key] for key in BELIEF}, action, drawn)
+        features = world.rssm.features(moved)
+        reward = rows[WEIGHT] * world.reward.mean(features)
+        future = gamma * world.going_on(features) if ends else gamma
+        return {**moved, WEIGHT: rows[WEIGHT] * future}, reward
+
+    state = {**belief, WEIGHT: torch.ones(len(candidates), device=candidates.device)}
+    return imagined_return(step, state, candidates)
+
+
+class PlaNet(WorldWorkflow):
+    """PlaNet: model-based; plans with CEM in a learned latent dynamics model (RSSM)."""
+
+    Config: ClassVar[type | None] = PlaNetConfig
+    optimized: ClassVar[Optimized] = ("world_model",)
+    config: PlaNetConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Build the model, its optimiser, and the streams of random numbers."""
+        super().initialize(context)
+        config, self.space = self.config, context.spec.action
+        if isinstance(self.space, MultiDiscrete):
+            raise UserError(
+                f"planet plans Box and Discrete actions, '{context.spec.id}' has MultiDiscrete"
+            )
+        if isinstance(self.space, Discrete) and config.planner.type == "mppi":
+            raise UserError(
+                f"algorithm.planner.type mppi plans Box actions, '{context.spec.id}' has Discrete: "
+                "use cem"
+            )
+        self.world = WorldModel(config, context.spec, context.components).to(context.device)
+        self.optimizer = self.make_optimizer("world_model", self.world, planet_loss)
+        now = at(config, 0)
+        self.exploration_noise, self.gamma = now.exploration_noise, now.gamma
+        self.latent_rng = context.rng.torch("latents", context.device)
+        self.plan_rng = context.rng.torch("planner", context.device)
+        self.explore_rng = context.rng.numpy("exploration")
+
+    # ------------------------------------------------------------------------------------- acting
+
+    def initial_state(self, batch: int) -> State:
+        """An empty belief, nothing done yet, and no plan."""
+        device, size = self.context.device, vector_size(self.space)
+        state = self.world.rssm.initial(batch, device)
+        state[PREVIOUS] = torch.zeros(batch, size, device=device)
+        if self.config.planner.warm_start:
+            state[PLAN] = self._no_plan(batch)
+        return state
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Interact with the noise of this step."""
+        now = at(self.config, step)
+        self.exploration_noise, self.gamma = now.exploration_noise, now.gamma
+        return super().collect_step(step, phase=phase)
+
+    @torch.no_grad()
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Update the belief with the last action and the frame, then plan from it."""
+        rng = self._fixed_rng() if deterministic else self.plan_rng
+        belief = self.believe(obs, state, rng, deterministic=deterministic)
+        found = self.plan(belief, state.get(PLAN), rng, shared=deterministic)
+        action = self._decided(found, obs)
+        action = action if deterministic else self._explored(action, obs)
+        after = {**belief, PREVIOUS: as_vector(self.space, action)}
+        if PLAN in state:
+            after[PLAN] = self._later(found)
+        return Action(action, after)
+
+    def dream_policy(self) -> Callable[[State], Tensor]:
+        """Plans anew at each imagined step, as deterministic decisions do."""
+        plan: Tensor | None = None
+
+        def decide(belief: State) -> Tensor:
+            nonlocal plan
+            found = self.plan(belief, plan, self._fixed_rng(), shared=True)
+            plan = self._later(found) if self.config.planner.warm_start else None
+            return self._decided(found, None)
+
+        return decide
+
+    def believe(
+        self, obs: Any, state: State, rng: torch.Generator, *, deterministic: bool
+    ) -> State:
+        """The state after this frame: a draw of the posterior, or its likeliest latent."""
+        rssm, count = self.world.rssm, len(first_leaf(obs))
+        going_on = torch.zeros(count, dtype=torch.bool, device=self.context.device)
+        noise = None if deterministic else rssm.noise((count,), rng)
+        before = {key: state[key] for key in BELIEF}
+        return rssm.observe(before, state[PREVIOUS], self.world.embed(obs), going_on, noise)[0]
+
+    def plan(
+        self, belief: State, first: Tensor | None, rng: torch.Generator, *, shared: bool
+    ) -> Plan:
+        """From beliefs [N, …]; with `shared` noise no environment can tell how many others are."""
+        config, count = self.config.planner, len(first_leaf(belief))
+        noise = planner_noise(
+            config,
+            1 if shared else count,
+            vector_size(self.space),
+            rng,
+            discrete=isinstance(self.space, Discrete),
+        )
+        latents = self.world.noise((config.horizon, config.candidates), rng)
+        evaluate = partial(
+            reward_sums,
+            self.world,
+            belief,
+            latents,
+            gamma=self.gamma,
+            ends=self.config.foresees_ends,
+        )
+        first = self._no_plan(count) if first is None else first
+        return plan_actions(
+            evaluate, first, noise, config, discrete=isinstance(self.space, Discrete)
+        )
+
+    def _fixed_rng(self) -> torch.Generator:
+        return torch.Generator(self.context.device).manual_seed(_FIXED_SEED)
+
+    def _later(self, found: Plan) -> Tensor:
+        """A plan one step later, for the next one to begin with."""
+        return (shifted_chances if isinstance(self.space, Discrete) else shifted)(found.mean)
+
+    def _no_plan(self, batch: int) -> Tensor:
+        size = (batch, self.config.planner.horizon, vector_size(self.space))
+        return torch.full(size, self._unknown_action(), device=self.context.device)
+
+    def _unknown_action(self) -> float:
+        return 1 / self.space.n if isinstance(self.space, Discrete) else 0.0
+
+    def _decided(self, found: Plan, obs: Any) -> Tensor:
+        """The action that a plan means, in policy space [N, …]."""
+        if not isinstance(self.space, Discrete):
+            return found.action.reshape(-1, *self.space.shape)
+        chances = found.action
+        if isinstance(obs, Mapping) and ACTION_MASK in obs:
+            chances = torch.where(obs[ACTION_MASK] != 0, chances, -1.0)
+        return chances.argmax(-1)
+
+    def _explored(self, action: Tensor, obs: Any) -> Tensor:
+        """Noise on what is done; the belief takes it as what was done."""
+        if not isinstance(self.space, Discrete):
+            noise = torch.empty_like(action).normal_(generator=self.plan_rng)
+            return (action + self.exploration_noise * noise).clamp(-1.0, 1.0)
+        anything = torch.from_numpy(random_action(self.space, obs, self.explore_rng))
+        explores = torch.from_numpy(self.explore_rng.random(len(action)) < self.exploration_noise)
+        return torch.where(explores.to(action.device), anything.to(action.device), action)
+
+    # ----------------------------------------------------------------------------------- learning
+
+    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+        """Sequences for all gradient steps that are due, [K, T, B, …]."""
+        now = at(self.config, phase["step"])
+        due = self.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
+        if due == 0:
+            return None
+        found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
+        return {name: found[name] for name in USED}
+
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One gradient step per batch of sequences. On a bad number all is as it was before."""
+        now, count = at(self.config, phase["step"]), len(batch[RESET])
+        steps = self.take_steps(count, lambda index: self.learn(picked(batch, index), now))
+        self.spend(count, phase, now.replay_ratio)
+        return {**averages(steps), "gradient_steps": self.gradient_steps}
+
+    def learn(self, rows: Batch, now: PlaNetConfig) -> Metrics:
+        """One gradient step on sequences [T, B, …]."""
+        lead, device = tuple(rows[RESET].shape), self.context.device
+        noise = self.world.noise(lead, self.latent_rng)
+        far = None
+        if now.overshooting:
+            far = self.world.noise((now.overshooting, *lead), self.latent_rng)
+        scales = {name: scalar(getattr(now, option), device) for name, option in SCALES.items()}
+        metrics = self.optimizer.step(
+            rows,
+            noise,
+            far,
+            scales,
+            **self.rates(now.learning_rate, now),
+        )
+        del metrics["gradient"]
+        metrics["model_loss"] = metrics.pop("loss")
+        return metrics
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """One, of the model: there is nothing else to learn."""
+        return {"world": self.optimizer}

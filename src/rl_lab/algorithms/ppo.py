@@ -1,0 +1,351 @@
+"""PPO: clipped policy gradient with GAE (Schulman et al. 2017, arXiv:1707.06347).
+
+Reads top to bottom: config, losses, workflow. Departures from the paper: advantages may be
+normalised; the value loss may be clipped; old log-probs and values are computed by the learner in
+one pass over the rollout, so the first ratio is 1 whatever forward collected the data; with a
+memory, minibatches are sequences that start from the state which that pass had there.
+"""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rl_lab.algorithms.actor_critic import ActorCriticWorkflow
+from rl_lab.core.batch import (
+    ACTION,
+    LOG_PROB,
+    NEXT_OBS,
+    OBS,
+    RESET,
+    REWARD,
+    STATE,
+    TERMINATED,
+    TRUNCATED,
+    Batch,
+    Metrics,
+)
+from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+from rl_lab.core.options import option, section
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.returns import explained_variance, gae
+from rl_lab.core.running_stats import RewardNormalizer
+from rl_lab.core.schedule import at, extremes
+from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
+from rl_lab.core.tree import map_leaves
+from rl_lab.networks.actor_critic import ActorCritic
+
+OLD_VALUE, ADVANTAGE, RETURN = "old_value", "advantage", "return"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """Hyperparameters of PPO. Any float may be a schedule."""
+
+    rollout_steps: int = option(128, "vector steps per rollout (T)")
+    epochs: int = option(4, "passes over each rollout")
+    minibatches: int | None = option(None, "minibatches per epoch (4 if batch_size is not given)")
+    batch_size: int | float | None = option(
+        None, "rows per minibatch; (0, 1] is a share of the rollout; instead of minibatches"
+    )
+    sequence_length: int | None = option(
+        None, "with a memory: steps that gradients flow through (default: the whole rollout)"
+    )
+    learning_rate: float = option(3e-4, "step size of the optimiser")
+    learning_rates: dict[str, float] = option(
+        {}, "other step sizes by parameter name pattern, e.g. {'critic*': 1e-3}"
+    )
+    gamma: float = option(0.99, "discount factor")
+    gae_lambda: float = option(0.95, "GAE's bias-variance trade-off; 1 is Monte Carlo")
+    clip_range: float = option(0.2, "how far the probability ratio may move")
+    value_clip: float | None = option(None, "how far a value may move per update (off if null)")
+    value_coefficient: float = option(0.5, "weight of the value loss")
+    entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
+    max_grad_norm: float = option(0.5, "largest norm of a gradient")
+    target_kl: float | None = option(None, "stop a rollout's updates beyond this KL (off if null)")
+    normalize_advantages: Literal["batch", "rollout", "off"] = option(
+        "batch", "centre and scale advantages per minibatch, per rollout, or not"
+    )
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        for name in ("rollout_steps", "epochs", "minibatches", "sequence_length"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
+        for name in ("gamma", "gae_lambda"):
+            low, high = extremes(getattr(self, name))
+            if not 0.0 <= low <= high <= 1.0:
+                bad = low if low < 0 else high
+                raise ValueError(f"{name} must be in [0, 1], got {bad:g}")
+        for name in ("learning_rate", "clip_range", "max_grad_norm", "value_clip", "target_kl"):
+            value = getattr(self, name)
+            if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
+                raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
+        if self.minibatches is not None and self.batch_size is not None:
+            raise ValueError("give minibatches or batch_size, not both")
+
+    def check(self, run: Any) -> list[str]:
+        """Problems that only show together with the rest of the configuration."""
+        rows = self.rollout_steps * run.environment.num_envs
+        length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
+        if self.rollout_steps % length:
+            return [f"sequence_length {length} does not divide rollout_steps {self.rollout_steps}"]
+        if self.batch_size is not None and not 0 < self.batch_size <= rows:
+            return [f"batch_size {self.batch_size} is not within the rollout's {rows} rows"]
+        count = self.minibatch_count(rows)
+        if rows % count or (rows // length) % count:
+            rollout = f"{self.rollout_steps} steps x {run.environment.num_envs} environments"
+            parts = (
+                f"{rows} rows" if length == 1 else f"{rows // length} sequences of {length} rows"
+            )
+            return [f"a rollout of {rollout} has {parts}: not divisible into {count} minibatches"]
+        if self.batch_size is not None and rows != count * self.batch_rows(rows):
+            return [f"batch_size {self.batch_size} does not divide the rollout's {rows} rows"]
+        return []
+
+    def gradient_steps(self, run: Any) -> float:
+        """Gradient steps of a whole run: what compiling them would have to repay."""
+        rows = self.rollout_steps * run.environment.num_envs
+        return run.training.total_timesteps / rows * self.epochs * self.minibatch_count(rows)
+
+    def choices(self, run: Any) -> dict[str, Any]:
+        """What is chosen where nothing is said, if it is not what a default says."""
+        length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
+        said = length in (1, self.rollout_steps, self.sequence_length)
+        return {} if said else {"sequence_length": length}
+
+    def sequence_steps(self, has_memory: bool, num_envs: int) -> int:
+        """Length of the sequences in a minibatch; single rows without a memory."""
+        if not has_memory or self.sequence_length is not None:
+            return (self.sequence_length or 1) if has_memory else 1
+        count = self.minibatch_count(self.rollout_steps * num_envs)
+        return longest_fit(self.rollout_steps, num_envs, count)
+
+    def last_rollout(self, steps: int, has_memory: bool, num_envs: int) -> int:
+        """Its vector steps, at least `steps`: a minibatch or more, and sequences of one length."""
+        count = self.minibatch_count(self.rollout_steps * num_envs)
+        steps = max(steps, -(-self.rollout_steps // count))
+        length = evenly(steps, self.sequence_steps(has_memory, num_envs))
+        return min(-(-steps // length) * length, self.rollout_steps)
+
+    def equal_minibatches(self, rows: int, pieces: int, usual: int) -> int:
+        """How many; in a last rollout of fewer rows than `usual`, none smaller than before."""
+        most = max(rows * self.minibatch_count(usual) // usual, 1)
+        return next(count for count in range(most, 0, -1) if pieces % count == 0)
+
+    def batch_rows(self, rows: int) -> int:
+        """Rows per minibatch when `batch_size` is given."""
+        assert self.batch_size is not None
+        return max(int(rows * self.batch_size), 1) if self.batch_size <= 1 else int(self.batch_size)
+
+    def minibatch_count(self, rows: int) -> int:
+        """Minibatches per epoch."""
+        given = self.batch_size is not None
+        return max(rows // self.batch_rows(rows), 1) if given else self.minibatches or 4
+
+
+def clipped_surrogate(
+    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, clip_range: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The pessimistic policy loss (eq. 7), and how far the policy has moved."""
+    log_ratio = log_prob - old_log_prob
+    ratio = log_ratio.exp()
+    # min(r A, clip(r) A) is min(r A, what A is worth at the edge of the range on its side).
+    edge = advantage * (1 + clip_range * advantage.sign())
+    loss = -torch.minimum(ratio * advantage, edge).mean()
+    with torch.no_grad():
+        change = ratio - 1
+        distance = change.abs()
+        return loss, {
+            "approx_kl": (change - log_ratio).mean(),
+            "clip_fraction": (distance > clip_range).float().mean(),
+            "ratio_error": distance.amax(),
+        }
+
+
+def value_loss(
+    value: Tensor, old_value: Tensor | None, target: Tensor, value_clip: Tensor | None
+) -> Tensor:
+    """Half the squared error; with a clip, the worse of the free and the limited prediction."""
+    error = (value - target).square()
+    if value_clip is not None and old_value is not None:
+        limited = old_value + (value - old_value).clamp(-value_clip, value_clip)
+        error = torch.maximum(error, (limited - target).square())
+    return 0.5 * error.mean()
+
+
+def normalize(advantage: Tensor) -> Tensor:
+    """Zero mean and unit deviation; all zeros when there is nothing to tell apart."""
+    centred = advantage - advantage.mean()
+    return centred / (centred.square().mean().sqrt() + 1e-8)
+
+
+def ppo_loss(
+    model: ActorCritic,
+    index: Tensor,
+    rollout: Batch,
+    hyper: dict[str, Tensor],
+    *,
+    normalize_batch: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The objective of one minibatch (eq. 9): the rows, or with a memory the sequences, `index`."""
+    rows = take(rollout, index, axis=int(model.has_memory))
+    policy, value = model(rows[OBS], rows[STATE], rows.get(RESET))
+    advantage = normalize(rows[ADVANTAGE]) if normalize_batch else rows[ADVANTAGE]
+    policy_loss, metrics = clipped_surrogate(
+        policy.log_prob(rows[ACTION]), rows[LOG_PROB], advantage, hyper["clip_range"]
+    )
+    critic_loss = value_loss(value, rows.get(OLD_VALUE), rows[RETURN], hyper.get("value_clip"))
+    loss = policy_loss + hyper["value_coefficient"] * critic_loss
+    bonus = hyper.get("entropy_coefficient")
+    with torch.no_grad() if bonus is None else nullcontext():
+        entropy = policy.entropy().mean()
+    if bonus is not None:
+        loss = loss - bonus * entropy
+    return loss, {
+        "policy_loss": policy_loss,
+        "value_loss": critic_loss,
+        "entropy": entropy,
+        **metrics,
+    }
+
+
+class PPO(ActorCriticWorkflow):
+    """Proximal policy optimization: on-policy actor-critic with a clipped objective and GAE."""
+
+    Config: ClassVar[type | None] = PPOConfig
+    config: PPOConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Build the network, its optimiser, and the streams of random numbers."""
+        super().initialize(context)
+        run = context.config
+        self.collect_steps = self.config.rollout_steps
+        self.optimizer = FlatOptimizer(
+            self.model,
+            partial(ppo_loss, normalize_batch=self.config.normalize_advantages == "batch"),
+            self.config.optimizer,
+            compile=run.compute.compile == "on",
+            rate_patterns=self.config.learning_rates,
+        )
+        self.bind_policy()
+        self.reward_scale = (
+            RewardNormalizer(context.train_environment.num_envs)
+            if run.environment.normalize_reward
+            else None
+        )
+        self.order_rng = context.rng.torch("minibatches")
+
+    def shortened(self, steps: int) -> int:
+        """The last rollout of a run."""
+        envs = self.context.train_environment.num_envs
+        return super().shortened(self.config.last_rollout(steps, self.model.has_memory, envs))
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """All epochs on one rollout [T, N]. On a bad number everything is as it was before."""
+        if LOG_PROB not in batch:
+            raise UserError(f"phase '{phase['name']}': PPO learns from its own actions only")
+        now = at(self.config, phase["step"])
+        saved = self.optimizer.snapshot(), self.order_rng.get_state()
+        saved_scale = self.reward_scale.state_dict() if self.reward_scale else None
+        try:
+            with self.statistics_of(batch[OBS]) as first:
+                rows, metrics = self._credit(batch, now)
+                metrics |= self._learn(rows, now)
+                self.optimizer.check("PPO update")
+        except NonFiniteError:
+            self.optimizer.restore(saved[0])
+            self.order_rng.set_state(saved[1])
+            if self.reward_scale:
+                self.reward_scale.load_state_dict(saved_scale or {})
+            raise
+        if first:  # the actor saw raw frames
+            del metrics["policy_drift"]
+        return {**metrics, **self.deviations()}
+
+    @torch.no_grad()
+    def _credit(self, batch: Batch, now: PPOConfig) -> tuple[Batch, Metrics]:
+        """One learner pass over the rollout: old log-probs, values, advantages; as sequences."""
+        ended = batch[TERMINATED] | batch[TRUNCATED]
+        length = evenly(len(ended), now.sequence_steps(self.model.has_memory, ended.shape[1]))
+        seen = self.model.unroll(
+            batch[OBS], batch[ACTION], batch[NEXT_OBS], batch[STATE], batch[RESET], ended, length
+        )
+        reward = batch[REWARD]
+        if self.reward_scale is not None:
+            reset = batch[RESET].cpu().numpy()
+            scaled = self.reward_scale(reward.cpu().numpy(), reset, now.gamma)
+            reward = torch.from_numpy(scaled).to(reward.device)
+        advantage = gae(
+            reward,
+            seen.value,
+            seen.next_value,
+            batch[TERMINATED],
+            batch[TRUNCATED],
+            gamma=now.gamma,
+            gae_lambda=now.gae_lambda,
+        )
+        target = advantage + seen.value
+        metrics = {
+            "explained_variance": explained_variance(seen.value, target),
+            "policy_drift": (seen.log_prob - batch[LOG_PROB]).abs().amax(),
+            "learning_rate": now.learning_rate,
+            "clip_range": now.clip_range,
+        }
+        if now.normalize_advantages == "rollout":
+            advantage = normalize(advantage)
+        rows = {
+            OBS: batch[OBS],
+            ACTION: batch[ACTION],
+            LOG_PROB: seen.log_prob,
+            ADVANTAGE: advantage,
+            RETURN: target,
+        }
+        if self.model.has_memory:
+            rows[RESET] = batch[RESET]
+        if now.value_clip is not None:
+            rows[OLD_VALUE] = seen.value
+        cut = partial(as_sequences, length=length) if self.model.has_memory else as_rows
+        return {**map_leaves(cut, rows), STATE: concatenate(seen.states)}, metrics
+
+    def _learn(self, rows: Batch, now: PPOConfig) -> Metrics:
+        """Epochs of shuffled minibatches, stopped early by `target_kl`."""
+        device = rows[ADVANTAGE].device
+        hyper = {
+            name: torch.tensor(value, device=device)
+            for name in ("clip_range", "value_clip", "value_coefficient", "entropy_coefficient")
+            if (value := getattr(now, name)) is not None
+        }
+        if self.config.entropy_coefficient == 0:
+            del hyper["entropy_coefficient"]  # no bonus, no gradient of it
+        rate = self.optimizer.rates(now.learning_rate, now.learning_rates)
+        limit = torch.tensor(now.max_grad_norm, device=device)
+        learn = self.optimizer.on(rows, hyper, learning_rate=rate, max_grad_norm=limit)
+        steps: list[Metrics] = []
+        pieces = rows[ADVANTAGE].shape[-1]  # single rows, or sequences
+        usual = now.rollout_steps * self.context.train_environment.num_envs
+        count = now.equal_minibatches(rows[ADVANTAGE].numel(), pieces, usual)
+        for _ in range(now.epochs):
+            order = torch.randperm(pieces, generator=self.order_rng).to(device)
+            for index in order.chunk(count):
+                step = learn(index)
+                gradient = step.pop("gradient")
+                steps.append(step)
+                if now.target_kl is not None and step["approx_kl"] > now.target_kl:
+                    break
+            else:
+                continue
+            break
+        averages = {name: torch.stack([s[name] for s in steps]).mean() for name in steps[0]}
+        return {
+            **averages,
+            **self.optimizer.gradient_norms(gradient),
+            "ratio_error": steps[0]["ratio_error"],  # of the first minibatch: must be 0
+            "gradient_steps": len(steps),
+        }

@@ -1,0 +1,331 @@
+"""R2D2: Q-learning with a memory, from sequences of a replay buffer (Kapturowski et al. 2019).
+
+Reads top to bottom: config, scale of values, loss, workflow. A window of frames is replayed from
+the state that was stored when its frames were seen last; that state is old, so the first frames of
+the window (the buffer's `burn_in`) only warm the memory up, and nothing is learned from them.
+
+Departures from the paper: one learner that also acts; windows are equally likely, whatever their
+errors; one may lead from an episode into the next, where the memory starts anew; the memory sees
+the last action, not the last reward; gradients also flow through the frames that warm up; the state
+after a replayed window takes the place of the one that was stored there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import smooth_l1_loss
+
+from rl_lab.algorithms.base import LearnsFrom
+from rl_lab.algorithms.earning import (
+    LONGEST,
+    EarningConfig,
+    EarningWorkflow,
+    averages,
+    require_chances,
+    require_positive,
+    window_problems,
+)
+from rl_lab.algorithms.greedy import (
+    EPSILON,
+    FADING,
+    absorb_frames,
+    chosen_value,
+    greedy_entropy,
+)
+from rl_lab.core.actions import as_vector, random_action
+from rl_lab.core.batch import (
+    BURN_IN,
+    INDEX,
+    LATENT,
+    OBS,
+    PREVIOUS_ACTION,
+    RESET,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    Action,
+    Batch,
+    CollectResult,
+    Metrics,
+)
+from rl_lab.core.distributions import masked
+from rl_lab.core.errors import UserError
+from rl_lab.core.optim import FlatOptimizer, scalar
+from rl_lab.core.options import option
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.returns import multi_step_return
+from rl_lab.core.schedule import at
+from rl_lab.core.spec import Discrete
+from rl_lab.core.target import Frozen, Target, network
+from rl_lab.core.tree import picked
+from rl_lab.core.value_distributions import of_action
+from rl_lab.networks.normalizer import normalize_mode
+from rl_lab.networks.recurrent_q import RecurrentQNetwork, State, packed, unpacked
+
+SEEN = (OBS, PREVIOUS_ACTION, REWARD, RESET, TERMINATED, TRUNCATED, BURN_IN)  # of a window
+MEMORY, PREVIOUS = "memory", "previous"  # what acting carries along
+SQUASH = 1e-3  # the paper's epsilon: how much of a value stays linear
+
+
+@dataclass(frozen=True, kw_only=True)
+class R2D2Config(EarningConfig):
+    """Hyperparameters of R2D2. Any float may be a schedule."""
+
+    keeps_states: ClassVar[bool] = True
+    warms_up: ClassVar[bool] = True
+    batch_size: int = option(32, "sequences of one gradient step")
+    batch_length: int = option(32, "frames of each sequence, with those that warm the memory up")
+    replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
+    train_every: int = option(4, "vector steps between updates")
+    learning_rate: float = option(3e-4, "step size of the optimiser")
+    n_step: int = option(5, "rewards in a row before the bootstrap")
+    epsilon: float = option(FADING, "chance of a random action, 0 in evaluations")
+    double: bool = option(True, "the network chooses the next action, its target judges it")
+    dueling: bool = option(True, "state value and advantages as two heads")
+    rescale: bool = option(True, "learn roots of values: large returns do not drown small ones")
+    huber: bool = option(False, "errors beyond 1 count linearly; if not, half their square always")
+    target_every: int = option(500, "gradient steps between two moves of the target network")
+    target_rate: float = option(1.0, "how far it moves then: 1 copies, 0.005 follows slowly")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
+        require_positive(self, "learning_rate", "target_rate")
+        for name, least in (("batch_length", 2), ("n_step", 1), ("target_every", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        require_chances(self, EPSILON, "target_rate")
+        if self.optimizer.accumulate > 1:
+            raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
+
+    def check(self, run: Any) -> list[str]:
+        """Problems that only show together with the rest of the configuration."""
+        problems = super().check(run)
+        if run.network.shared_torso:
+            problems.append("r2d2 has one network: network.shared_torso means nothing here")
+        for name, buffer in run.buffers.items():
+            if (burn_in := getattr(buffer, "burn_in", 0)) > self.batch_length - 2:
+                problems.append(
+                    f"batch_length must be at least buffers.{name}.burn_in + 2, {burn_in + 2}: "
+                    "else nothing is learned"
+                )
+        return problems + window_problems(run, *self.rows_needed())
+
+    def memory_problem(self) -> str:
+        """None: memories are what this algorithm is for."""
+        return ""
+
+    def rows_needed(self) -> tuple[str, int]:
+        """Frames of one window."""
+        return "batch_length", self.batch_length
+
+    def gradient_steps(self, run: Any) -> float:
+        """What compiling has to repay; the memory is unrolled: long sequences take many minutes."""
+        return super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
+
+
+def rescaled(value: Tensor) -> Tensor:
+    """The paper's h: close to a signed root, and invertible (Pohlen et al. 2018)."""
+    return value.sign() * ((value.abs() + 1).sqrt() - 1) + SQUASH * value
+
+
+def restored(value: Tensor) -> Tensor:
+    """The inverse of `rescaled`, without the paper's difference of two numbers close to 1."""
+    shifted = value.abs() + 1 + SQUASH
+    root = (1 + 4 * SQUASH * shifted).sqrt()
+    return value.sign() * ((2 * shifted / (root + 1)).square() - 1)
+
+
+def window_targets(
+    rows: Batch, future: Tensor, gamma: Tensor, *, n_step: int, rescale: bool
+) -> Tensor:
+    """What the actions taken at the frames [T - 1, B] of windows should be worth.
+
+    `future` [T, B] is what each frame is worth. Rewards and ends belong to the frame that they led
+    to: the next row. Where fewer than n rewards are left, the last frame there is bootstrapped.
+    """
+    target = multi_step_return(
+        rows[REWARD][1:],
+        (restored(future) if rescale else future)[1:],
+        (~rows[TERMINATED][1:]).float(),
+        gamma=gamma,
+        steps=n_step,
+        truncated=rows[TRUNCATED][1:],
+    )
+    return rescaled(target) if rescale else target
+
+
+def learned_rows(rows: Batch) -> Tensor:
+    """Frames [T - 1, B] at which something was done, and that do not only warm a memory up."""
+    final = rows[TERMINATED] | rows[TRUNCATED]
+    skipped = final | rows[BURN_IN] if BURN_IN in rows else final
+    return ~skipped[:-1]
+
+
+def r2d2_loss(
+    model: RecurrentQNetwork,
+    rows: Batch,
+    start: State,
+    frozen: Frozen,
+    gamma: Tensor,
+    *,
+    n_step: int,
+    double: bool,
+    rescale: bool,
+    huber: bool,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of windows [T, B, …] whose memories begin in `start` [B, …], and where they end."""
+    seen = (rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
+    values, after = model(*seen)
+    taken = of_action(values[:-1].flatten(0, 1), rows[PREVIOUS_ACTION][1:].flatten())
+    with torch.no_grad():
+        judge, _ = network(frozen, model)(*seen)
+        mask = model.mask(rows[OBS])
+        choice = (values if double else judge).flatten(0, 1)
+        legal = None if mask is None else mask.flatten(0, 1)
+        future = chosen_value(choice, judge.flatten(0, 1), legal).view(rows[RESET].shape)
+        target = window_targets(rows, future, gamma, n_step=n_step, rescale=rescale).flatten()
+        weight = learned_rows(rows).flatten().float()
+        weight = weight / weight.sum().clamp_min(1)
+    loss = smooth_l1_loss(taken, target, reduction="none") if huber else 0.5 * (taken - target) ** 2
+    with torch.no_grad():
+        low, high = torch.aminmax(values[:-1].flatten(0, 1), dim=-1)
+        told = torch.stack([taken, high, low, target])
+        told = restored(told) if rescale else told
+        told[2] = told[1] - told[2]
+        means = (torch.cat([told, (target - taken).abs()[None]]) * weight).sum(-1).unbind()
+    names = ("q_mean", "q_max", "q_spread", "target", "td_error")
+    states = {LATENT: packed(after).detach()} if after else {}
+    return (loss * weight).sum(), {**dict(zip(names, means, strict=True)), **states}
+
+
+class R2D2(EarningWorkflow):
+    """R2D2: recurrent DQN; off-policy, prioritized replay of sequences with burn-in."""
+
+    actions: ClassVar[str] = "discrete"
+
+    Config: ClassVar[type | None] = R2D2Config
+    learns_from: ClassVar[LearnsFrom] = "sequences"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "buffers": {"replay": {"type": "sequence", "latents": True, "burn_in": 10}},
+        "network": {
+            "encoder": {"type": "auto", "hidden_dims": [128], "activation": "relu"},
+            "memory": {"type": "lstm", "hidden_dim": 128},
+            "critic": {"activation": "relu"},
+        },
+    }
+    config: R2D2Config
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Build both networks, the optimiser, and the stream of random numbers."""
+        super().initialize(context)
+        run, config, self.space = context.config, self.config, context.spec.action
+        if not isinstance(self.space, Discrete):
+            kind = type(self.space).__name__
+            raise UserError(
+                f"r2d2 needs Discrete actions, '{context.spec.id}' has {kind}: use ppo_lstm"
+            )
+        mode = normalize_mode(run.environment.normalize_obs)
+        self.model = RecurrentQNetwork(run.network, context.spec, mode, dueling=config.dueling)
+        self.model.to(context.device)
+        self.normalizes = mode == "running"
+        self.target = Target(self.model)
+        loss = partial(
+            r2d2_loss,
+            n_step=config.n_step,
+            double=config.double,
+            rescale=config.rescale,
+            huber=config.huber,
+        )
+        compiled = run.compute.compile == "on"
+        self.optimizer = FlatOptimizer(self.model, loss, config.optimizer, compile=compiled)
+        self.epsilon = at(config, 0).epsilon
+        wanted = any(getattr(each, "latents", False) for each in run.buffers.values())
+        self.keeps = wanted and bool(self.model.initial_state(1))
+        self.explore_rng = context.rng.numpy("exploration")
+
+    # ------------------------------------------------------------------------------------- acting
+
+    def initial_state(self, batch: int) -> dict[str, Any]:
+        """An empty memory, and nothing done yet."""
+        previous = torch.zeros(batch, self.model.actions, device=self.context.device)
+        return {MEMORY: self.model.initial_state(batch), PREVIOUS: previous}
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Interact with the epsilon of this step."""
+        self.epsilon = at(self.config, step).epsilon
+        return super().collect_step(step, phase=phase)
+
+    def absorb(self, trajectory: Batch) -> None:
+        """Observation statistics take each fresh frame once; the target sees by the same ones."""
+        if self.normalizes:
+            absorb_frames(self.model, self.target, trajectory[OBS])
+
+    @torch.no_grad()
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """The best action by all that was seen; with a chance of epsilon any."""
+        values, memory = self.model.step(obs, state[PREVIOUS], state[MEMORY])
+        mask = self.model.mask(obs)
+        action = (values if mask is None else masked(values, mask)).argmax(-1)
+        if not deterministic:
+            explores = self.explore_rng.random(len(action)) < self.epsilon
+            if explores.any():
+                anything = random_action(self.space, obs, self.explore_rng)
+                chosen = np.where(explores, anything, action.numpy(force=True))
+                action = torch.from_numpy(chosen).to(values.device)
+        after = {MEMORY: memory, PREVIOUS: as_vector(self.space, action)}
+        return Action(action, after, {LATENT: packed(memory)} if self.keeps else {})
+
+    # ----------------------------------------------------------------------------------- learning
+
+    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+        """Sequences for all gradient steps that are due, [K, T, B, …]."""
+        now = at(self.config, phase["step"])
+        due = self.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
+        if due == 0:
+            return None
+        found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
+        return {name: found[name] for name in (*SEEN, LATENT, INDEX) if name in found}
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One gradient step per batch of sequences. On a bad number all is as it was before."""
+        now, count = at(self.config, phase["step"]), len(batch[RESET])
+        steps = self.take_steps(count, lambda index: self.learn(picked(batch, index), now))
+        states = [each.pop(LATENT, None) for each in steps]
+        if INDEX in batch and states[0] is not None:
+            buffer: Any = self.context.buffers[phase["buffer"] or next(iter(self.context.buffers))]
+            buffer.store_latents(batch[INDEX][:, -1], torch.stack(states))
+        self.spend(count, phase, now.replay_ratio)
+        return {**averages(steps), "gradient_steps": self.gradient_steps}
+
+    def learn(self, rows: Batch, now: R2D2Config) -> Metrics:
+        """One gradient step on sequences [T, B, …], and the target's move if it is time."""
+        start = self.model.initial_state(rows[RESET].shape[1])
+        if LATENT in rows:
+            start = unpacked(rows[LATENT], start)
+        compiled = self.context.config.compute.compile == "on"
+        frozen: Frozen = self.target.flat if compiled else self.target.module
+        gamma = scalar(now.gamma, self.context.device)
+        seen = {name: rows[name] for name in SEEN if name in rows}
+        metrics = self.optimizer.step(
+            seen, start, frozen, gamma, **self.rates(now.learning_rate, now)
+        )
+        if self.gradient_steps % now.target_every == 0:
+            self.target.follow(self.optimizer.state.flat, now.target_rate)
+        del metrics["gradient"]
+        metrics |= {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
+        mask = self.model.mask(rows[OBS])
+        return {**metrics, "entropy": greedy_entropy(self.epsilon, self.model.actions, mask)}
+
+    def optimizers(self) -> dict[str, FlatOptimizer]:
+        """One."""
+        return {"values": self.optimizer}
+
+    def slow(self) -> list[Tensor]:
+        """The target network."""
+        return [self.target.flat]

@@ -1,0 +1,43 @@
+"""Uniformly random actions: the baseline of every environment, and a policy for warm-up phases."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rl_lab.algorithms.base import Optimized, Roles, Workflow
+from rl_lab.core.actions import random_action
+from rl_lab.core.batch import Action
+from rl_lab.core.options import option
+from rl_lab.core.protocols import WorkflowContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomConfig:
+    """How much to collect per call."""
+
+    collect_steps: int = option(128, "vector steps per collect call")
+
+    def __post_init__(self) -> None:
+        """At least one step."""
+        if self.collect_steps < 1:
+            raise ValueError(f"collect_steps must be at least 1, got {self.collect_steps}")
+
+
+class RandomWorkflow(Workflow):
+    """Random policy: a baseline that learns nothing."""
+
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    Config: ClassVar[type | None] = RandomConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Bind the action space and a stream of random numbers."""
+        super().initialize(context)
+        self.collect_steps = self.config.collect_steps
+        self.space = context.spec.action
+        self.rng = context.rng.numpy("random_policy")
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Uniform over the action space; standard normal where a Box has no bounds."""
+        return Action(random_action(self.space, obs, self.rng))

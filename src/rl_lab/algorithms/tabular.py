@@ -1,0 +1,313 @@
+"""Tabular Q-learning and SARSA (Sutton & Barto 2018, chapter 6): one number per state and action.
+
+Reads top to bottom: config, targets, workflows. Double Q-learning (van Hasselt 2010) keeps two
+tables; Expected SARSA (section 6.6) averages over the next action instead of waiting for it.
+Departures: the transitions of several environments go into the same table, one after the other in
+time order; an episode that was cut short is bootstrapped from where it stopped, by Q-learning as
+ever, by SARSA with the mean over the action that it would have taken next.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from rl_lab.algorithms.base import Optimized, Roles, Workflow
+from rl_lab.core.batch import (
+    ACTION,
+    NEXT_OBS,
+    OBS,
+    RESET,
+    REWARD,
+    TERMINATED,
+    TRUNCATED,
+    Action,
+    Array,
+    Batch,
+    CollectResult,
+    Metrics,
+)
+from rl_lab.core.errors import UserError
+from rl_lab.core.options import option
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.schedule import at, extremes
+from rl_lab.core.spec import Discrete, MultiDiscrete, Observation
+
+MOST_CELLS = 100_000_000  # of a table: 800 MB, and as much for the visits
+
+
+@dataclass(frozen=True, kw_only=True)
+class TabularConfig:
+    """What the tabular methods share. Any float may be a schedule."""
+
+    rollout_steps: int = option(1, "vector steps between updates; 1 learns from every step at once")
+    gamma: float = option(0.99, "discount factor")
+    epsilon: float = option(0.1, "chance of a random action")
+    learning_rate: float = option(0.1, "step size")
+    step_size: Literal["constant", "visits"] = option(
+        "constant", "visits: learning_rate / visits^step_power, counted per state and action"
+    )
+    step_power: float = option(1.0, "visits: how fast step sizes fall; 1 with a rate of 1 averages")
+    initial_value: float = option(
+        0.0, "what the table begins with; a high one makes it explore", fixed=True
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        if self.rollout_steps < 1:
+            raise ValueError(f"rollout_steps must be at least 1, got {self.rollout_steps}")
+        for name in ("gamma", "epsilon", "learning_rate"):
+            low, high = extremes(getattr(self, name))
+            if not 0.0 <= low <= high <= 1.0:
+                raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
+        if extremes(self.step_power)[0] < 0:
+            low = extremes(self.step_power)[0]
+            raise ValueError(f"step_power must not be negative, got {low:g}")
+
+    def check(self, run: Any) -> list[str]:
+        """A table is indexed by what the environment shows, and learns the rewards it pays."""
+        ignored = ("normalize_obs", "normalize_reward")
+        return [
+            f"a table has no use for environment.{name}: leave it out"
+            for name in ignored
+            if getattr(run.environment, name)
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QLearningConfig(TabularConfig):
+    """Q-learning: the best next action counts, whatever is done."""
+
+    double: bool = option(False, "two tables, each judging the other's choice: no optimistic bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SarsaConfig(TabularConfig):
+    """SARSA: the next action that is really taken counts."""
+
+    expected: bool = option(False, "the mean over the next action instead of the one taken")
+
+
+# ---------------------------------------------------------------------- targets
+
+
+def expected_value(values: Array, epsilon: float) -> float:
+    """What the epsilon-greedy policy gets on average from action values [A]."""
+    return float(epsilon * values.mean() + (1.0 - epsilon) * values.max())
+
+
+def double_value(tables: Array, which: int, state: int) -> float:
+    """The best action by one of two tables [2, S, A], as the other one values it."""
+    return float(tables[1 - which, state, tables[which, state].argmax()])
+
+
+def epsilon_greedy(values: Array, epsilon: float, random: np.random.Generator) -> Array:
+    """An action for each row of values [N, A]; of equally good ones any."""
+    best = values == values.max(axis=1, keepdims=True)
+    # The largest of equally distributed numbers: any of the best, or any at all.
+    chances = random.random(values.shape)
+    explore = random.random(len(values)) < epsilon
+    return np.where(best | explore[:, None], chances, -1.0).argmax(axis=1)
+
+
+def policy_entropy(values: Array, epsilon: float) -> Array:
+    """Of the epsilon-greedy policy on each row of values [N, A], in nats."""
+    best = values == values.max(axis=1, keepdims=True)
+    share = epsilon / values.shape[1] + (1.0 - epsilon) * best / best.sum(axis=1, keepdims=True)
+    return -np.sum(share * np.log(np.where(share > 0, share, 1.0)), axis=1)
+
+
+def state_count(space: Observation, action: Any) -> int:
+    """How many states a table has, or why there can be none."""
+    if not isinstance(space, Discrete | MultiDiscrete):
+        raise UserError(
+            f"a table needs Discrete observations, these are {type(space).__name__}: "
+            "environment.wrappers=[{id: DiscretizeObservation, bins: 10}] makes cells of a Box"
+        )
+    if not isinstance(action, Discrete):
+        raise UserError(f"a table needs Discrete actions, these are {type(action).__name__}")
+    count = space.n if isinstance(space, Discrete) else _product(space.nvec)
+    if count * action.n > MOST_CELLS:
+        raise UserError(
+            f"a table of {count} states x {action.n} actions is too large: "
+            f"{MOST_CELLS} cells are the most (fewer bins?)"
+        )
+    return count
+
+
+def _product(sizes: tuple[int, ...]) -> int:
+    total = 1
+    for size in sizes:  # Python integers do not overflow
+        total *= size
+    return total
+
+
+# -------------------------------------------------------------------- workflows
+
+
+class Tabular(Workflow):
+    """A table of action values, acted on epsilon-greedily."""
+
+    actions: ClassVar[str] = "discrete"
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
+    config: Any
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Make the tables [K, S, A]: one, or two for a method that wants two."""
+        super().initialize(context)
+        self.collect_steps = self.config.rollout_steps
+        states = state_count(context.spec.observation, context.spec.action)
+        actions: Any = context.spec.action
+        now = at(self.config, 0)
+        shape = (self.table_count, states, actions.n)
+        self.tables = np.full(shape, now.initial_value, np.float64)
+        self.visits = np.zeros(shape, np.int64)
+        self.epsilon = now.epsilon
+        self.action_rng = context.rng.numpy("actions")
+
+    @property
+    def table_count(self) -> int:
+        """How many tables the method keeps."""
+        return 1
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Interact with the epsilon of this step."""
+        self.epsilon = at(self.config, step).epsilon
+        return super().collect_step(step, phase=phase)
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Epsilon-greedy; deterministic: the first of the best."""
+        values = self.tables[:, self.states(obs)].mean(axis=0)
+        if deterministic:
+            return Action(values.argmax(axis=1))
+        return Action(epsilon_greedy(values, self.epsilon, self.action_rng))
+
+    def states(self, obs: Any) -> Array:
+        """Rows of the table for observations [..., N]; of several indices the last counts fast."""
+        indices: Array = obs.cpu().numpy()
+        space = self.context.spec.observation
+        if isinstance(space, MultiDiscrete):
+            return np.asarray(np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), space.nvec))
+        return indices
+
+    def rows(self, batch: Batch) -> dict[str, Array]:
+        """A rollout [T, N] in numpy, with states instead of observations."""
+        plain = (ACTION, REWARD, TERMINATED, TRUNCATED, RESET)
+        rows = {name: batch[name].cpu().numpy() for name in plain}
+        return rows | {name: self.states(batch[name]) for name in (OBS, NEXT_OBS)}
+
+    def learn(
+        self, now: TabularConfig, state: int, action: int, target: float, which: int = 0
+    ) -> float:
+        """Move one cell towards its target; how far it was away."""
+        cell = (which, state, action)
+        self.visits[cell] += 1
+        rate = now.learning_rate
+        if now.step_size == "visits":
+            rate /= float(self.visits[cell]) ** now.step_power
+        error = target - float(self.tables[cell])
+        self.tables[cell] += rate * error
+        return error
+
+    def metrics(self, now: TabularConfig, errors: list[float], states: Array) -> Metrics:
+        """What a rollout taught, and the policy in the states that it saw."""
+        size = float(np.mean(np.abs(errors))) if errors else 0.0
+        values = self.tables[:, np.unique(states)].mean(axis=0)
+        return {
+            "td_error": size,
+            "q_max": float(values.max(axis=1).mean()),
+            "q_spread": float(np.ptp(values, axis=1).mean()),
+            "entropy": float(policy_entropy(values, now.epsilon).mean()),
+            "epsilon": now.epsilon,
+            "learning_rate": now.learning_rate,
+            "visited_share": float((self.visits > 0).mean()),
+        }
+
+
+class QLearning(Tabular):
+    """Tabular Q-learning: off-policy TD control; learns the values of the greedy policy."""
+
+    Config: ClassVar[type | None] = QLearningConfig
+    config: QLearningConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """The tables, and coins for double Q-learning."""
+        super().initialize(context)
+        self.coin_rng = context.rng.numpy("tables")
+
+    @property
+    def table_count(self) -> int:
+        """Two for double Q-learning."""
+        return 1 + self.config.double
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Every transition of a rollout [T, N], in time order."""
+        now, rows, errors = at(self.config, phase["step"]), self.rows(batch), []
+        shape = rows[REWARD].shape
+        coins = self.coin_rng.integers(2, size=shape) if now.double else np.zeros(shape, np.int64)
+        for place in np.ndindex(shape):
+            which, next_state = int(coins[place]), int(rows[NEXT_OBS][place])
+            target = float(rows[REWARD][place])
+            if not rows[TERMINATED][place]:
+                future = (
+                    double_value(self.tables, which, next_state)
+                    if now.double
+                    else float(self.tables[0, next_state].max())
+                )
+                target += now.gamma * future
+            state, action = int(rows[OBS][place]), int(rows[ACTION][place])
+            errors.append(self.learn(now, state, action, target, which))
+        return self.metrics(now, errors, rows[OBS])
+
+
+class Sarsa(Tabular):
+    """Tabular SARSA: on-policy TD control; learns the values of the policy that acts.
+
+    A transition waits until the action after it is known, also beyond the end of a rollout.
+    """
+
+    Config: ClassVar[type | None] = SarsaConfig
+    config: SarsaConfig
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """The table, and room for one transition of each environment that waits."""
+        super().initialize(context)
+        count = context.train_environment.num_envs
+        self.waits = np.zeros(count, np.bool_)
+        self.waiting_from = np.zeros(count, np.int64)  # its state
+        self.waiting_action = np.zeros(count, np.int64)
+        self.waiting_reward = np.zeros(count, np.float64)
+        self.waiting_at = np.zeros(count, np.int64)  # its next state
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Every transition whose next action is known, in time order."""
+        now, rows, errors = at(self.config, phase["step"]), self.rows(batch), []
+        for place in np.ndindex(rows[REWARD].shape):
+            env = place[1]
+            state, action = int(rows[OBS][place]), int(rows[ACTION][place])
+            reward, next_state = float(rows[REWARD][place]), int(rows[NEXT_OBS][place])
+            if self.waits[env]:
+                # Whoever resumes where an environment could not be saved meets another episode.
+                goes_on = not rows[RESET][place] and state == self.waiting_at[env]
+                errors.append(self._settle(now, env, action if goes_on else None))
+            if rows[TERMINATED][place]:
+                errors.append(self.learn(now, state, action, reward))
+                continue
+            self.waits[env] = True
+            self.waiting_from[env], self.waiting_action[env] = state, action
+            self.waiting_reward[env], self.waiting_at[env] = reward, next_state
+            if rows[TRUNCATED][place] or now.expected:
+                errors.append(self._settle(now, env, None))
+        return self.metrics(now, errors, rows[OBS])
+
+    def _settle(self, now: SarsaConfig, env: int, next_action: int | None) -> float:
+        """Learn from what waits; None: nobody knows the next action, so its mean counts."""
+        values = self.tables[0, self.waiting_at[env]]
+        future = expected_value(values, now.epsilon) if next_action is None else values[next_action]
+        target = float(self.waiting_reward[env] + now.gamma * future)
+        self.waits[env] = False
+        return self.learn(now, int(self.waiting_from[env]), int(self.waiting_action[env]), target)

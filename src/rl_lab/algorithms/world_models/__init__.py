@@ -1,0 +1,1 @@
+"""World Models (2018): the algorithm and its networks."""

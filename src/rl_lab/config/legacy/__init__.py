@@ -1,0 +1,1 @@
+"""Keys of the earlier projects, renamed when such a file is loaded."""

@@ -1,1 +1,0 @@
-"""Layer 3: config, phases, wiring and the loop."""

@@ -1,0 +1,168 @@
+"""Looking closely: under a debugger, and with `--debug` weight statistics and a profile."""
+
+import cProfile
+import io
+import pstats
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.config.schema import RunConfig
+from rl_lab.core.batch import Batch, Metrics
+from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.optim import FlatOptimizer
+from rl_lab.core.protocols import Phase
+from rl_lab.records.commit import write_atomically
+from rl_lab.records.metrics import MetricLog
+from rl_lab.run.orchestrator import Orchestrator
+
+PROFILE, WEIGHTS = "profile.txt", "debug.jsonl"  # in the run's logs/
+PROFILE_ROWS = 25
+
+# -- a debugger -----------------------------------------------------------------------------------
+
+
+def debugger() -> str | None:
+    """The name of the debugger that holds this process, if any."""
+    trace = sys.gettrace()
+    # Measuring which lines a test runs is tracing too, but nobody is waiting at a prompt.
+    if trace is not None and not _module(trace).startswith("coverage"):
+        return _module(trace).partition(".")[0] or "a debugger"
+    debugpy = sys.modules.get("debugpy")  # imported without being attached by some editors
+    if debugpy is not None and debugpy.is_client_connected():
+        return "debugpy"
+    monitoring = getattr(sys, "monitoring", None)  # Python 3.12 and later
+    if monitoring is not None:
+        tool: str | None = monitoring.get_tool(monitoring.DEBUGGER_ID)
+        return tool
+    return None
+
+
+def for_debugger(config: RunConfig) -> RunConfig:
+    """One environment in this process: a breakpoint stops everything, and shows one episode."""
+    own = config.environment.vectorization
+    backend: Any = own if own in ("native", "envpool") else "sync"  # those may be another task
+    return fitted(
+        replace(
+            config,
+            environment=replace(config.environment, num_envs=1, vectorization=backend),
+            evaluation=replace(config.evaluation, num_envs=1),
+        )
+    )
+
+
+def fitted(config: RunConfig) -> RunConfig:
+    """With as few minibatches less as the algorithm needs for a rollout that has become small."""
+    algorithm = config.algorithm
+    check: Callable[[RunConfig], list[str]] | None = getattr(algorithm, "check", None)
+    if check is None or not (problems := check(config)):
+        return config
+    if not hasattr(algorithm, "minibatches"):
+        raise UserError(f"one environment is too few here: {problems[0]}")
+    for count in range(algorithm.minibatches or 4, 0, -1):
+        smaller = replace(algorithm, minibatches=count, batch_size=None)
+        if not smaller.check(config):
+            return replace(config, algorithm=smaller)
+    raise UserError(f"one environment is too few here: {problems[0]}")
+
+
+def _module(trace: Any) -> str:
+    return str(getattr(trace, "__module__", None) or type(trace).__module__)
+
+
+# -- weights and gradients ------------------------------------------------------------------------
+
+
+def watch_weights(run: Orchestrator) -> None:
+    """From now on every update is followed by a row of `logs/debug.jsonl`, and bad ones are named.
+
+    Nothing here draws a random number or changes a weight: metrics.jsonl stays what it is.
+    """
+    log = MetricLog(run.folder / "logs" / WEIGHTS)
+    run.resources.callback(log.close)
+    for part in run.workflow.parts().values():
+        if isinstance(part, FlatOptimizer):
+            part.inspected = True
+    for name, hook in run.hooks.items():
+        run.hooks[name] = _watched(run, log, hook)
+
+
+def _watched(
+    run: Orchestrator, log: MetricLog, hook: Callable[..., Metrics]
+) -> Callable[..., Metrics]:
+    def call(batch: Batch, *, phase: Phase) -> Metrics:
+        metrics = hook(batch, phase=phase)
+        gradients = named_gradients(run.workflow.parts())
+        bad = [name for name, each in gradients.items() if not bool(torch.isfinite(each).all())]
+        if bad:
+            raise NonFiniteError(
+                f"the gradient of {', '.join(bad)} is not finite, and was applied",
+                {"parameters": bad, "applied": True},
+            )
+        log.append(run.counters.env_steps, weight_statistics(run.workflow.parts(), gradients))
+        log.flush()
+        return metrics
+
+    return call
+
+
+@torch.no_grad()
+def weight_statistics(parts: Any, gradients: dict[str, Tensor]) -> dict[str, float]:
+    """Mean, deviation and largest weight of every parameter, and the norm of its gradient."""
+    row: dict[str, float] = {}
+    for name, weight in _parameters(parts):
+        row |= {
+            f"debug/{name}/mean": float(weight.mean()),
+            f"debug/{name}/std": float(weight.std(correction=0)),
+            f"debug/{name}/max": float(weight.abs().max()),
+        }
+        if name in gradients:
+            row[f"debug/{name}/grad_norm"] = float(torch.linalg.vector_norm(gradients[name]))
+    return row
+
+
+def named_gradients(parts: Any) -> dict[str, Tensor]:
+    """The last gradient of every parameter that has one, whoever computed it."""
+    found = {name: w.grad for name, w in _parameters(parts) if w.grad is not None}
+    owners = {id(part): name for name, part in parts.items()}
+    for part in parts.values():
+        if isinstance(part, FlatOptimizer) and id(part.module) in owners:
+            owner = owners[id(part.module)]
+            found |= {f"{owner}.{name}": each for name, each in part.named_gradients().items()}
+    return found
+
+
+def _parameters(parts: Any) -> Iterator[tuple[str, nn.Parameter]]:
+    for part_name, part in parts.items():
+        if isinstance(part, nn.Module):
+            for name, weight in part.named_parameters():
+                if weight.numel():
+                    yield f"{part_name}.{name}", weight
+
+
+# -- profile --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def profiling(file: Path) -> Iterator[None]:
+    """Where the time goes, written to `file` however the block ends."""
+    profile = cProfile.Profile()
+    try:
+        profile.enable()
+    except ValueError:  # another profiler or a debugger is at work: theirs is the better one
+        yield
+        return
+    try:
+        yield
+    finally:
+        profile.disable()
+        text = io.StringIO()
+        statistics = pstats.Stats(profile, stream=text)
+        statistics.strip_dirs().sort_stats("tottime").print_stats(PROFILE_ROWS)
+        write_atomically(file, text.getvalue().encode())

@@ -1,0 +1,489 @@
+"""The life of a run around the loop: its folder, its lock, its summary, its end or its return."""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rl_lab.collect.evaluate import Evaluation, Interrupted
+from rl_lab.config.catalog import workflow_class
+from rl_lab.config.compose import compose
+from rl_lab.config.resolve import resolve
+from rl_lab.config.schema import RunConfig, config_hash, diff, to_tree, to_yaml, tree_hash
+from rl_lab.config.trust import dangers, require_trust
+from rl_lab.config.validate import validate
+from rl_lab.core import registry
+from rl_lab.core.errors import ConfigError, NonFiniteError, RunError, UserError
+from rl_lab.core.failure import located, whole_traceback
+from rl_lab.core.state import Tree
+from rl_lab.display.sinks import Sink, Sinks, TensorBoardSink
+from rl_lab.display.wandb import WandbSink, choose_mode
+from rl_lab.records.checkpoint import CheckpointStore
+from rl_lab.records.columns import Columns, read_columns
+from rl_lab.records.commit import write_atomically
+from rl_lab.records.config_file import load_tree
+from rl_lab.records.formatting import fixed, from_here
+from rl_lab.records.index import Index, row_of
+from rl_lab.records.mark import doubt, write_mark
+from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
+from rl_lab.records.provenance import provenance
+from rl_lab.records.run_directory import RunDirectory, Which, find_run
+from rl_lab.records.source import code_change, read_provenance
+from rl_lab.run import guard
+from rl_lab.run.build import build_run
+from rl_lab.run.debug import PROFILE, debugger, for_debugger, profiling, watch_weights
+from rl_lab.run.efficiency import count_parameters
+from rl_lab.run.orchestrator import Orchestrator
+from rl_lab.run.out_of_memory import explaining_memory
+from rl_lab.run.phases import never_reached, parse_phases
+from rl_lab.run.signals import stop_on_signals
+
+EXACT = ("E0", "E1", "E2")
+# What loading a state into a run that it was not made for may raise, besides a `UserError`.
+UNFIT = (KeyError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError, IndexError)
+# (config, folder, first step) -> what shows the run to a human
+View = Callable[[RunConfig, RunDirectory, int], Sequence[Sink]]
+
+
+def no_view(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[Sink]:
+    """Show nothing."""
+    return ()
+
+
+@dataclass(frozen=True, repr=False)
+class Outcome:
+    """How a run ended."""
+
+    run: RunDirectory
+    summary: dict[str, Any]
+    exit_code: int
+
+    def metrics(self) -> Columns:
+        """Every row of metrics.jsonl, as columns."""
+        return read_columns(self.run.metrics_file)
+
+    def __repr__(self) -> str:
+        """Which run, how far it came and what it reached."""
+        test = (self.summary.get("test") or {}).get("last", {}).get("return_mean")
+        shown = "" if test is None else f", test_return={test:.4g}"
+        return (
+            f"Outcome(run={self.run.id!r}, status={self.summary.get('status')!r}, "
+            f"env_steps={self.summary.get('env_steps')}{shown})"
+        )
+
+
+def train(
+    config: RunConfig,
+    *,
+    root: Path,
+    command: Sequence[str] = (),
+    view: View = no_view,
+    debug: bool = False,
+) -> Outcome:
+    """A new run, from the first step. Nothing is written before everything could be built.
+
+    With `debug`, weight statistics and a profile are written into its `logs/`.
+    """
+    warm = find_weights(config.training.warm_start, root)
+    root, sinks = fixed(root), Sinks([], None)
+    config = settle(config, sinks)
+
+    def create() -> RunDirectory:
+        return create_run(config, root, provenance(list(command), config.plugins), sinks)
+
+    with explaining_memory(config):
+        orchestrator, directory = build_run(config, create, sinks, weights=warm)
+    with directory.lock(), closing(orchestrator):
+        return drive(orchestrator, directory, root, view, debug)
+
+
+def create_run(
+    config: RunConfig, root: Path, facts: Mapping[str, Any], sinks: Sinks
+) -> RunDirectory:
+    """The folder of a new run, with its configuration and where it came from."""
+    name = config.experiment.name or f"{config.environment.id}-{config.algorithm.name}"
+    directory = RunDirectory.create(root, name)
+    text = to_yaml(config).encode()
+    # The mark first: a folder with a config.yaml is a run, and never lacks it.
+    if (unmarked := write_mark(directory, text)) and any(dangers(to_tree(config))):
+        sinks.say(
+            f"WARNING: this run cannot be marked as yours ({unmarked}): because it names code, "
+            "resuming or evaluating it will need --trust"
+        )
+    write_atomically(directory.config_file, text)
+    write_atomically(directory.provenance_file, json.dumps(facts, indent=2).encode())
+    return directory
+
+
+def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
+    """What this process makes of a config before it is written down, said once."""
+    if held := debugger():
+        config = for_debugger(config)
+        sinks.say(f"{held} is attached: one environment, in this process")
+    for line in doubts(config):
+        sinks.say(f"WARNING: {line}")
+    resolved = resolve(config, measure=True, tell=sinks.say)
+    chosen = diff(to_tree(config), to_tree(resolved))
+    if chosen:
+        words = (f"{path}={value}" for path, _, value in chosen)
+        sinks.say(f"auto: {', '.join(words)}")
+    return resolved
+
+
+def doubts(config: RunConfig) -> list[str]:
+    """What is legal and probably not meant."""
+    blocks = config.training.phases or workflow_class(config.algorithm).phases
+    lines = never_reached(parse_phases(blocks), config.training.total_timesteps)
+    own: Callable[[RunConfig], list[str]] | None = getattr(config.algorithm, "warnings", None)
+    return [*lines, *(own(config) if own else [])]
+
+
+def resume(
+    reference: str,
+    *,
+    root: Path,
+    view: View = no_view,
+    debug: bool = False,
+    trust: bool = False,
+) -> Outcome:
+    """Continue a run from its newest good checkpoint, or from the one that is named."""
+    directory, which = find_run(reference, root)
+    root, directory = fixed(root), RunDirectory(fixed(directory.path))
+    with directory.lock():
+        directory.clean()
+        directory.check_complete()
+        config = load_config(directory, trust=trust)
+        sinks = Sinks([], directory.log_file)
+        if changed := code_change(directory):
+            sinks.say(f"WARNING: {changed}: it may not go on bit for bit")
+        # A run that has no checkpoint yet begins again, from the weights it began with.
+        fresh = not CheckpointStore(directory.checkpoints).steps()
+        if fresh and "parent" in read_provenance(directory):
+            raise UserError(f"run {directory.id} was stopped before it began: fork it again")
+        weights = find_weights(config.training.warm_start, root) if fresh else None
+        with explaining_memory(config):
+            orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
+        with closing(orchestrator):
+            _return_to(orchestrator, which, file_hash(directory))
+            return drive(orchestrator, directory, root, view, debug)
+
+
+def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
+    """Load a checkpoint, the newest good one if none is named; forget what came after it."""
+    store = orchestrator.store
+    store.clean()
+    if which is None and not store.steps():
+        orchestrator.sinks.say("no checkpoint yet: starting again from the first step")
+        orchestrator.metrics.truncate(0)
+    else:
+        state, manifest, _ = store.load("last" if which is None else which)
+        check_identity(orchestrator, manifest, written)
+        with fitting(manifest):
+            rows = orchestrator.metrics.path
+            check_rows(rows, state["metrics_offset"], manifest.get(METRICS_CHECKSUM))
+            orchestrator.load(state)
+        store.rewind(orchestrator.counters.env_steps)
+        step, total = orchestrator.counters.env_steps, orchestrator.config.training.total_timesteps
+        orchestrator.sinks.say(f"resumed from step {step:,} of {total:,}")
+    orchestrator.progress.resumes += 1
+
+
+@contextmanager
+def fitting(manifest: Mapping[str, Any]) -> Iterator[None]:
+    """One line for a state that is whole, and not of this run."""
+    try:
+        yield
+    except UNFIT as error:
+        why = next(iter(str(error).splitlines()), "")
+        raise UserError(
+            f"the checkpoint at step {manifest['step']} does not fit its run: "
+            f"{type(error).__name__}: {why}"
+        ) from error
+
+
+def check_identity(orchestrator: Orchestrator, manifest: Mapping[str, Any], written: str) -> None:
+    """The same configuration, or no resume; other numerics only end the promise of equal bits.
+
+    `written` is the hash of config.yaml as it stands: an earlier version of RL Lab wrote it without
+    the options that came later, and saved that hash.
+    """
+    own = orchestrator.identity
+    if manifest["config_hash"] not in (own["config_hash"], written):
+        raise UserError(
+            f"config.yaml was changed after the checkpoint at step {manifest['step']}: undo the "
+            "change, or start a new run with training.warm_start"
+        )
+    if changed := changed_numerics(orchestrator, manifest):
+        orchestrator.sinks.say(
+            f"WARNING: not bit for bit from here: {', '.join(changed)} changed since the checkpoint"
+        )
+
+
+def changed_numerics(orchestrator: Orchestrator, manifest: Mapping[str, Any]) -> list[str]:
+    """What decides the last bit of a float and is not what it was at a checkpoint."""
+    now, then = orchestrator.identity["numerics"], manifest["numerics"]
+    return [key for key, value in now.items() if then.get(key) != value]
+
+
+def file_hash(directory: RunDirectory) -> str:
+    """The hash of a run's config.yaml as it stands, defaults that it lacks not filled in."""
+    return tree_hash(load_tree(directory.config_file))
+
+
+def load_config(directory: RunDirectory, *, trust: bool = False) -> RunConfig:
+    """The typed config of an existing run; what it names is only imported if that is trusted."""
+    composed = compose(run_config=directory.config_file)
+    name, why = f"run {directory.id}", partial(doubt, directory)
+    require_trust(composed.tree, name, why, trust=trust)
+    try:
+        return validate(composed.tree, composed.origins, existing=True)
+    except ConfigError as error:
+        first, *others = error.problems
+        more = f" (and {len(others)} more problems)" if others else ""
+        raise UserError(f"{name} cannot be loaded: {first}{more}") from error
+
+
+def find_weights(reference: str | None, root: Path) -> Tree | None:
+    """The workflow state that `training.warm_start` names."""
+    if reference is None:
+        return None
+    directory, which = find_run(reference, root)
+    directory.check_complete()
+    store = CheckpointStore(directory.checkpoints)
+    return store.load(store.preferred() if which is None else which, rows=False)[0]["workflow"]
+
+
+def drive(
+    orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View, debug: bool
+) -> Outcome:
+    """Run the loop under signal handlers; whatever happens, the summary tells it."""
+    config, start = orchestrator.config, orchestrator.counters.env_steps
+    before = directory.read_summary()
+    began = time.monotonic()
+    sinks = orchestrator.sinks
+    # Some display libraries draw random numbers when they are imported: not from the run's streams.
+    with orchestrator.streams.borrowed("sinks/"):
+        sinks.attach(directory.log_file, view(config, directory, start))
+        if config.logging.tensorboard:
+            events = directory.path / "tensorboard" / f"seed_{config.experiment.seed}"
+            sinks.add(lambda: TensorBoardSink(events, purge_step=start))
+        if config.logging.wandb.enabled:
+            before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
+        if config.logging.report:
+            sinks.add(lambda: registry.get("sink", "report")(directory))
+        if config.logging.pictures and orchestrator.workflow.draws:
+            sinks.add(lambda: registry.get("sink", "pictures")(directory.path / "pictures"))
+            orchestrator.on_measure = lambda seen: show_pictures(orchestrator, seen)
+    orchestrator.on_rollback = lambda step: _purge(sinks, step)
+
+    told = _Told(sinks)
+    logging.getLogger("rl_lab").addHandler(told)
+    orchestrator.resources.callback(logging.getLogger("rl_lab").removeHandler, told)
+
+    def record(status: str, **more: Any) -> dict[str, Any]:
+        """Tell summary.json and the index; both may be read while the run goes on."""
+        summary = {
+            **before,
+            **describe(orchestrator, directory),
+            "efficiency": before.get("efficiency", {}) | orchestrator.efficiency.summary(),
+            "status": status,
+            "wall_time": before.get("wall_time", 0.0) + time.monotonic() - began,
+            "updated": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
+            **more,
+        }
+        try:
+            directory.write_summary(summary)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {directory.summary_file}: {error.strerror}; the last checkpoint is "
+                "good: make room, then resume the run"
+            ) from error
+        Index(root).upsert(row_of(directory, root))
+        if status != "running":
+            sinks.summarize(summary)
+        return summary
+
+    with stop_on_signals(orchestrator.stop):
+        record("running", error=None)
+        orchestrator.on_save = lambda: record("running")
+        try:
+            with explaining_memory(config), _watched(orchestrator, directory, debug):
+                finished = orchestrator.run()
+            if finished:
+                envs = config.environment.num_envs
+                for said in orchestrator.scheduler.complaints(orchestrator.counters.updates, envs):
+                    sinks.say(f"WARNING: {said}")
+                summary = record("finished", test=final_test(orchestrator))
+                stop = orchestrator.stop
+                return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
+        except BaseException as error:
+            failure = _stopped(error)
+            with suppress(OSError, RunError):  # a full disk, for example: the first error is told
+                explain_failure(failure, orchestrator, directory)
+                record("failed", error=located(failure))
+            if failure is error:
+                raise
+            raise failure from error
+        code = orchestrator.stop.exit_code
+        return Outcome(directory, record("interrupted" if code == 130 else "preempted"), code)
+
+
+def _stopped(error: BaseException) -> BaseException:
+    """The error itself; `sys.exit` in somebody's code must not end the run without a word."""
+    if isinstance(error, SystemExit):
+        failure = RunError(f"{located(error)} (code of a run must not end the process)")
+        failure.__cause__ = error
+        return failure
+    return error
+
+
+def explain_failure(
+    error: BaseException, orchestrator: Orchestrator, directory: RunDirectory
+) -> None:
+    """The whole traceback for run.log; for the user, a note on what is saved and how to go on."""
+    orchestrator.sinks.log(f"FAILED: {located(error)}\n{whole_traceback(error)}")
+    if not isinstance(error, Exception):  # a second Ctrl-C
+        return
+    steps = orchestrator.store.steps()
+    begin = f"from the checkpoint at step {steps[-1]:,}" if steps else "from the first step"
+    error.add_note(
+        f"to go on {begin}: rl-lab train --resume {from_here(directory.path)} "
+        f"(the whole traceback is in its {directory.log_file.relative_to(directory.path)})"
+    )
+
+
+def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | None) -> str:
+    """Track the run with Weights & Biases, in a process of its own; its id there, kept for life."""
+    # With the time of its birth: no run of another machine has the same id.
+    identity = known or f"{directory.created}-{directory.id}".lstrip("-")[:64]
+    config, sinks = orchestrator.config, orchestrator.sinks
+    wanted = config.logging.wandb
+    mode, reason = choose_mode(wanted.mode, os.environ, Path.home())
+    if mode == "disabled":
+        sinks.say(f"W&B: disabled ({reason})")
+        return identity
+    later = f"; to send it later: wandb sync {directory.path}/wandb/offline-run-*"
+    sinks.say(f"W&B: {mode} ({reason}){later if mode == 'offline' else ''}")
+    options = {
+        "mode": mode,
+        "dir": str(directory.path),
+        "project": wanted.project,
+        "entity": wanted.entity,
+        "tags": [*config.experiment.tags, *wanted.tags],
+        "id": identity,
+        "name": directory.path.name,
+        "config": to_tree(config),
+    }
+    sinks.add(lambda: WandbSink(options, tell=sinks.say))
+    return identity
+
+
+def show_pictures(orchestrator: Orchestrator, evaluation: Evaluation) -> None:
+    """What the algorithm has to show after an evaluation. Its random numbers are lent."""
+    with orchestrator.streams.borrowed("pictures/"):
+        pictures = orchestrator.workflow.pictures(evaluation.paths)
+        orchestrator.sinks.draw(orchestrator.counters.env_steps, pictures)
+
+
+@contextmanager
+def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -> Iterator[None]:
+    """With `--debug`: a row about every weight after each update, and a profile at the end."""
+    if not debug:
+        yield
+        return
+    watch_weights(orchestrator)
+    with profiling(directory.log_file.with_name(PROFILE)):
+        yield
+
+
+def _purge(sinks: Sinks, step: int) -> None:
+    """The run went back to `step`: TensorBoard forgets the future that was lost."""
+    for index, sink in enumerate(sinks.sinks):
+        if isinstance(sink, TensorBoardSink):
+            sink.close()
+            sinks.sinks[index] = TensorBoardSink(sink.folder, purge_step=step)
+
+
+class _Told(logging.Handler):
+    """What deeper layers log (a lost worker, a broken index) reaches the human and run.log."""
+
+    def __init__(self, sinks: Sinks) -> None:
+        super().__init__(logging.WARNING)
+        self.sinks = sinks
+        self.known: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One message; `once` says what it is about, `detail` is for run.log alone."""
+        once: str | None = getattr(record, "once", None)
+        if once in self.known:
+            return
+        if once is not None:
+            self.known.add(once)
+        self.sinks.say(f"WARNING: {record.getMessage()}")
+        if detail := getattr(record, "detail", ""):
+            self.sinks.log(detail)
+
+
+def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:
+    """Where a run stands, for summary.json."""
+    progress, level = orchestrator.progress, orchestrator.environment.snapshot_level
+    lost = int(getattr(orchestrator.environment, "faults", 0))  # only of vectors with workers
+    return {
+        "id": directory.id,
+        "environment": orchestrator.config.environment.id,
+        "seed": orchestrator.config.experiment.seed,
+        "env_steps": orchestrator.counters.env_steps,
+        "total_timesteps": orchestrator.config.training.total_timesteps,
+        "updates": orchestrator.counters.updates,
+        "episodes": orchestrator.counters.episodes,
+        "best": progress.best_score,
+        "best_step": progress.best_step,
+        "last_return": progress.last_score,
+        "resumes": progress.resumes,
+        "skipped": progress.skipped,
+        "rollbacks": progress.rollbacks,
+        "parameters": count_parameters(
+            [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
+        ),
+        "snapshot_level": level,
+        "resume_exact": lost == 0 and (level in EXACT or progress.resumes == 0),
+        "lost_workers": lost,
+        "config_hash": config_hash(orchestrator.config),
+    }
+
+
+def final_test(orchestrator: Orchestrator) -> dict[str, Any]:
+    """The last policy, and the best one, on seeds that no evaluation has seen."""
+    episodes = orchestrator.config.evaluation.test_episodes
+    if episodes == 0:
+        return {}
+    try:
+        return _tested(orchestrator, episodes)
+    except NonFiniteError as error:  # the run is over and saved: this cannot undo it
+        orchestrator.sinks.say(f"WARNING: no test result: {error}")
+    except Interrupted:
+        orchestrator.sinks.say("the run is complete and saved; its final test was interrupted")
+    return {}
+
+
+def _tested(orchestrator: Orchestrator, episodes: int) -> dict[str, Any]:
+    def measured() -> dict[str, float]:
+        summary = orchestrator.evaluate("test", episodes).summary()
+        guard.check_score(summary["return_mean"])
+        return summary
+
+    result = {"last": measured()}
+    best = orchestrator.progress.best_step
+    if best == orchestrator.counters.env_steps:
+        result["best"] = result["last"]
+    elif best is not None and best in orchestrator.store.steps():
+        # The run is saved and over: what it learned may now become an older self.
+        orchestrator.load_learned(orchestrator.store.load(best, rows=False)[0])
+        result["best"] = measured()
+    return result
