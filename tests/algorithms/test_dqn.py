@@ -7,11 +7,13 @@ import torch
 import space_envs  # noqa: F401  (registers its worlds)
 from rl_lab.algorithms.dqn import (
     DQNConfig,
+    chosen_value,
     dqn_loss,
+    epsilon_entropy,
+    policy_entropy,
     td_loss,
     td_target,
 )
-from rl_lab.algorithms.greedy import chosen_value, greedy_entropy, policy_entropy
 from rl_lab.core import compiled
 from rl_lab.core.batch import (
     ACTION,
@@ -105,7 +107,7 @@ def test_the_numpy_values_are_the_torch_values(dueling, normalize):
     torch.manual_seed(0)
     spec = EnvSpec("x", box(4), Discrete(3))
     model = QNetwork(network(16, 8, head=(8,)), spec, normalize, dueling=dueling)
-    model.normalizer.absorb(np.random.default_rng(0).normal(3, 2, size=(50, 4)))
+    model.normalizer.update_statistics(np.random.default_rng(0).normal(3, 2, size=(50, 4)))
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape)
     obs, fast = torch.randn(32, 4), fast_values(model)
@@ -228,34 +230,34 @@ def play(orchestrator, hooks):
 
 def test_the_target_follows_slowly(tiny):
     workflow = dqn(tiny, "algorithm.target_every=1", "algorithm.target_rate=0.1")
-    before = workflow.target.flat.clone()
+    before = workflow.learner.target_flat.clone()
     workflow.update(minibatches(1), phase=PHASE)
-    online = workflow.optimizer.state.flat
-    torch.testing.assert_close(workflow.target.flat, before + 0.1 * (online - before))
+    online = workflow.learner.state.flat
+    torch.testing.assert_close(workflow.learner.target_flat, before + 0.1 * (online - before))
     assert not torch.equal(online, before)
-    workflow.target.flat.zero_()
+    workflow.learner.target_flat.zero_()
     workflow.target.follow(torch.ones_like(online), 0.1)
-    torch.testing.assert_close(workflow.target.flat, torch.full_like(online, 0.1))
+    torch.testing.assert_close(workflow.learner.target_flat, torch.full_like(online, 0.1))
 
 
 def test_the_target_is_copied_every_seventh_gradient_step(tiny):
     workflow = dqn(tiny, "algorithm.target_every=7")
-    before = workflow.target.flat.clone()
+    before = workflow.learner.target_flat.clone()
     workflow.update(minibatches(4), phase=PHASE)
     workflow.update(minibatches(2, seed=1), phase=PHASE)
-    assert torch.equal(workflow.target.flat, before)  # after 6
+    assert torch.equal(workflow.learner.target_flat, before)  # after 6
     other = dqn(tiny, "algorithm.target_every=7", "experiment.seed=5")
     other.set_state(join(*split(workflow.get_state())))
     for each in (workflow, other):  # the count survives
         each.update(minibatches(1, seed=2), phase=PHASE)
         assert torch.equal(each.target.flat, each.optimizer.state.flat)
-    assert torch.equal(workflow.target.flat, other.target.flat)
-    assert not torch.equal(workflow.target.flat, before)
+    assert torch.equal(workflow.learner.target_flat, other.target.flat)
+    assert not torch.equal(workflow.learner.target_flat, before)
     # also in the middle of an update: the copy is of the 14th step, not of the 16th
     workflow.update(minibatches(9, seed=3), phase=PHASE)
-    assert not torch.equal(workflow.target.flat, workflow.optimizer.state.flat)
+    assert not torch.equal(workflow.learner.target_flat, workflow.learner.state.flat)
     other.update(minibatches(9, seed=3), phase=PHASE)
-    assert torch.equal(workflow.target.flat, other.target.flat)
+    assert torch.equal(workflow.learner.target_flat, other.target.flat)
 
 
 @pytest.mark.parametrize("num_envs", [1, 4, 7])
@@ -268,7 +270,7 @@ def test_gradient_steps_are_counted_exactly(tiny, num_envs):
     while orchestrator.counters.env_steps < 150:
         play(orchestrator, 2)
         steps = orchestrator.counters.env_steps
-        assert orchestrator.workflow.gradient_steps == max(steps - 20, 0) * 3 // 10
+        assert orchestrator.workflow.budget.steps == max(steps - 20, 0) * 3 // 10
 
 
 def test_epsilon_follows_environment_steps(tiny):
@@ -310,7 +312,7 @@ def test_forbidden_actions_are_never_taken(tiny, epsilon):
     )
     play(orchestrator, 40)
     orchestrator.measure()
-    assert orchestrator.workflow.gradient_steps > 30
+    assert orchestrator.workflow.budget.steps > 30
     assert orchestrator.workflow.fast is None and orchestrator.workflow.pure_policy() is None
 
 
@@ -332,8 +334,8 @@ def test_an_update_tells_the_entropy_of_the_policy(tiny):
 def test_only_legal_actions_count_in_the_entropy():
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
     expected = (policy_entropy(0.6, 4) + policy_entropy(0.6, 2)) / 2
-    assert greedy_entropy(0.6, 4, mask).item() == pytest.approx(expected)
-    assert greedy_entropy(0.6, 4, None) == policy_entropy(0.6, 4)
+    assert epsilon_entropy(0.6, 4, mask).item() == pytest.approx(expected)
+    assert epsilon_entropy(0.6, 4, None) == policy_entropy(0.6, 4)
 
 
 def test_pixels(tiny):
@@ -349,16 +351,16 @@ def test_pixels(tiny):
     phase = {**PHASE, "step": orchestrator.counters.env_steps + 8}
     batch = orchestrator.workflow.sample(orchestrator.buffers["replay"], hook="update", phase=phase)
     assert batch[OBS].dtype == torch.uint8 and batch[REWARD].shape == (*batch[STEPS].shape, 3)
-    before = orchestrator.workflow.optimizer.state.flat.clone()
+    before = orchestrator.workflow.learner.state.flat.clone()
     orchestrator.workflow.update(batch, phase=phase)
-    assert not torch.equal(before, orchestrator.workflow.optimizer.state.flat)
+    assert not torch.equal(before, orchestrator.workflow.learner.state.flat)
 
 
 def test_observation_statistics_are_the_same_in_both_networks(tiny):
     orchestrator = tiny("CartPole-v1:dqn_none", *SMALL, "environment.normalize_obs=true")
     play(orchestrator, 6)
     workflow = orchestrator.workflow
-    own, target = workflow.model.normalizer, workflow.target.module.normalizer
+    own, target = workflow.model.normalizer, workflow.learner.target.normalizer
     assert own.moments.count == orchestrator.counters.env_steps
     assert torch.equal(own.shift, target.shift) and torch.equal(own.scale, target.scale)
     assert (own.shift != 0).any()
@@ -371,7 +373,7 @@ def test_a_bad_number_leaves_everything_as_it_was(tiny, where):
     before = fingerprint(workflow.get_state())
     batch = minibatches(3, seed=1)
     batch[REWARD][0 if where == "first" else -1, 2] = float("nan")
-    with pytest.raises(NonFiniteError, match="DQN update of values"):
+    with pytest.raises(NonFiniteError, match="DQN update of q_network"):
         workflow.update(batch, phase=PHASE)
     assert fingerprint(workflow.get_state()) == before
 
@@ -386,7 +388,7 @@ def test_errors_become_priorities(tiny, monkeypatch):
     batch |= {INDEX: torch.arange(16).view(2, 8), WEIGHT: torch.full((2, 8), 0.5)}
     rows = {name: each[0] for name, each in batch.items() if name != WEIGHT}
     gamma, options = torch.tensor(0.99), {"double": True, "huber": True}
-    _, expected = dqn_loss(workflow.model, rows, workflow.target.module, gamma, **options)
+    _, expected = dqn_loss(workflow.model, rows, workflow.learner.target, gamma, **options)
     metrics = workflow.update(batch, phase=PHASE)
     ((index, error),) = given
     assert torch.equal(index, batch[INDEX]) and error.shape == (2, 8)
@@ -396,11 +398,11 @@ def test_errors_become_priorities(tiny, monkeypatch):
 
 def test_weights_of_importance_reach_the_loss(tiny):
     workflow = dqn(tiny)
-    before = workflow.optimizer.state.flat.clone()
+    before = workflow.learner.state.flat.clone()
     workflow.update({**minibatches(1), WEIGHT: torch.zeros(1, 8)}, phase=PHASE)
-    assert torch.equal(workflow.optimizer.state.flat, before)
+    assert torch.equal(workflow.learner.state.flat, before)
     workflow.update({**minibatches(1), WEIGHT: torch.ones(1, 8)}, phase=PHASE)
-    assert not torch.equal(workflow.optimizer.state.flat, before)
+    assert not torch.equal(workflow.learner.state.flat, before)
 
 
 # -- compiled ------------------------------------------------------------------------------------
@@ -410,13 +412,13 @@ def test_weights_of_importance_reach_the_loss(tiny):
 def test_the_update_can_be_compiled_whole(tiny, dueling):
     """Traced, not built: what it reads from outside would be refused here."""
     workflow = dqn(tiny, f"algorithm.dueling={dueling}", "environment.normalize_obs=true")
-    optimizer, batch = workflow.optimizer, minibatches(1)
+    optimizer, batch = workflow.learner, minibatches(1)
     used = (OBS, ACTION, REWARD, TERMINATED, NEXT_OBS)
     rows = {name: batch[name][0] for name in used}
     arguments = (
         optimizer.state,
         optimizer._full(),
-        (rows, workflow.target.flat, torch.tensor(0.9)),
+        (rows, workflow.learner.target_flat, torch.tensor(0.9)),
         *(torch.tensor(1e-2), torch.tensor(10.0), ()),
         dict(workflow.model.named_buffers()),
     )
@@ -425,7 +427,7 @@ def test_the_update_can_be_compiled_whole(tiny, dueling):
     graph, _ = compiled._trace(optimizer._functional_update, inputs, shape, "the update")
     flat = graph(*inputs)[0]
     options = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": torch.tensor(10.0)}
-    optimizer.step(rows, workflow.target.module, torch.tensor(0.9), **options)
+    optimizer.step(rows, workflow.learner.target, torch.tensor(0.9), **options)
     torch.testing.assert_close(flat, optimizer.state.flat, atol=1e-6, rtol=0)
 
 

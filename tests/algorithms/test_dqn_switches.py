@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from workflows.test_dqn import GAMMA, PHASE, SMALL, box, network
 
 import space_envs  # noqa: F401  (registers its worlds)
-from rl_lab.algorithms.dqn import DQNConfig, dqn_loss, voted_entropy
-from rl_lab.algorithms.greedy import policy_entropy
+from algorithms.test_dqn import GAMMA, PHASE, SMALL, box, network
+from rl_lab.algorithms.dqn import DQNConfig, dqn_loss, noisy_entropy, policy_entropy
 from rl_lab.config.schema import to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.batch import (
@@ -218,7 +217,7 @@ def test_the_numpy_values_are_the_torch_values(distribution, dueling, normalize)
     options = {"distribution": distribution, "count": 7, "value_range": (-3, 5)}
     spec = EnvSpec("x", box(4), Discrete(3))
     model = QNetwork(network(16, head=(8,)), spec, normalize, dueling=dueling, **options)
-    model.normalizer.absorb(np.random.default_rng(0).normal(3, 2, size=(50, 4)))
+    model.normalizer.update_statistics(np.random.default_rng(0).normal(3, 2, size=(50, 4)))
     obs, fast = torch.randn(32, 4), fast_values(model)
     np.testing.assert_allclose(fast(obs.numpy()), model(obs).detach().numpy(), atol=1e-4)
     model.advantage[-1].weight.data.mul_(200)  # same memory, and logits that would overflow
@@ -299,14 +298,14 @@ def test_noise_of_gradient_steps_comes_from_a_stream_of_the_run(tiny):
     first.workflow.update(batch, phase=PHASE)
     torch.manual_seed(2)
     second.workflow.update(batch, phase=PHASE)
-    assert torch.equal(first.workflow.optimizer.state.flat, second.workflow.optimizer.state.flat)
+    assert torch.equal(first.workflow.learner.state.flat, second.workflow.learner.state.flat)
     flats = []
     for orchestrator in (first, second):  # the same weights, another place in the stream
         workflow = orchestrator.workflow
         if orchestrator is second:
             workflow.learning_noise_rng.manual_seed(5)
         workflow.update(minibatches(1, seed=1), phase=PHASE)
-        flats.append(workflow.optimizer.state.flat)
+        flats.append(workflow.learner.state.flat)
     assert not torch.equal(*flats)
 
 
@@ -315,13 +314,13 @@ def test_the_entropy_of_voters_by_hand():
     legal = torch.ones(2, 3)
     both = torch.tensor([0.75, 0.25])
     entropy = -(both * both.log()).sum()
-    torch.testing.assert_close(voted_entropy(votes, 0.0, legal), entropy)
+    torch.testing.assert_close(noisy_entropy(votes, 0.0, legal), entropy)
     legal[0, 2] = 0
     mixed = [0.5 * 0.75 + 0.25, 0.5 * 0.25 + 0.25], [1 / 6, 0.5 * 0.75 + 1 / 6, 1 / 8 + 1 / 6]
     expected = sum(-sum(p * np.log(p) for p in each) for each in mixed) / 2
-    assert voted_entropy(votes, 0.5, legal).item() == pytest.approx(expected)
+    assert noisy_entropy(votes, 0.5, legal).item() == pytest.approx(expected)
     alone = torch.zeros(5, 2, dtype=torch.long)  # all agree: the entropy of epsilon
-    found = voted_entropy(alone, 0.6, torch.ones(2, 4)).item()
+    found = noisy_entropy(alone, 0.6, torch.ones(2, 4)).item()
     assert found == pytest.approx(policy_entropy(0.6, 4))
 
 
@@ -390,7 +389,7 @@ def test_forbidden_actions_are_never_taken(tiny, words):
     )
     play(orchestrator, 40)
     orchestrator.measure()
-    assert orchestrator.workflow.gradient_steps > 30
+    assert orchestrator.workflow.budget.steps > 30
 
 
 def test_pixels_with_every_switch(tiny):
@@ -403,9 +402,9 @@ def test_pixels_with_every_switch(tiny):
         *("+network.encoder.features=8", "buffers.replay.type=prioritized"),
     )
     play(orchestrator, 20)
-    before = orchestrator.workflow.optimizer.state.flat.clone()
+    before = orchestrator.workflow.learner.state.flat.clone()
     play(orchestrator, 4)
-    assert not torch.equal(before, orchestrator.workflow.optimizer.state.flat)
+    assert not torch.equal(before, orchestrator.workflow.learner.state.flat)
 
 
 @pytest.mark.parametrize("words", [C51, QUANTILE], ids=["c51", "quantile"])
@@ -418,7 +417,7 @@ def test_losses_of_rows_become_priorities(tiny, monkeypatch, words):
     batch = minibatches(2) | {INDEX: torch.arange(16).view(2, 8)}
     first = {name: each[0] for name, each in batch.items() if name != WEIGHT}
     options = {"double": True, "huber": True}
-    gamma, frozen = torch.tensor(0.99), workflow.target.module
+    gamma, frozen = torch.tensor(0.99), workflow.learner.target
     _, expected = dqn_loss(workflow.model, first, frozen, gamma, **options)
     workflow.update(batch, phase=PHASE)
     torch.testing.assert_close(given[0][1][0], expected["error"])

@@ -9,7 +9,7 @@ def test_moments_do_not_depend_on_the_batches():
     rows = np.random.default_rng(0).normal(5.0, 3.0, size=(100, 2))
     moments = RunningMoments((2,))
     for start in (0, 1, 40):
-        moments.absorb(rows[start : {0: 1, 1: 40, 40: 100}[start]])
+        moments.update_statistics(rows[start : {0: 1, 1: 40, 40: 100}[start]])
     assert moments.count == 100
     np.testing.assert_allclose(moments.mean, rows.mean(0), rtol=1e-12)
     np.testing.assert_allclose(moments.variance, rows.var(0), rtol=1e-12)

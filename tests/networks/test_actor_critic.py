@@ -143,7 +143,7 @@ def test_the_numpy_policy_is_the_torch_policy(action, normalize):
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape)
     obs = torch.randn(64, 4)
-    model.normalizer.absorb(np.random.default_rng(0).normal(3, 2, size=(50, 4)))
+    model.normalizer.update_statistics(np.random.default_rng(0).normal(3, 2, size=(50, 4)))
     fast = fast_policy(model)
     sampled, log_prob = fast(obs.numpy(), np.random.default_rng(0))
     policy, _ = model.policy_step(obs, model.initial_state(64))
@@ -167,7 +167,7 @@ def test_running_normaliser_moves_only_when_told_and_travels_with_the_weights():
     frames = np.random.default_rng(0).normal([5.0, -3.0], [2.0, 0.5], size=(1000, 2))
     normalizer(torch.from_numpy(frames).float())
     assert normalizer.moments.count == 0
-    normalizer.absorb(frames)
+    normalizer.update_statistics(frames)
     assert normalizer.moments.count == 1000
     seen = normalizer(torch.from_numpy(frames).float())
     torch.testing.assert_close(seen.mean(0), torch.zeros(2), atol=1e-3, rtol=0)
@@ -184,7 +184,7 @@ def test_integer_vectors_are_normalised_and_indices_and_images_are_not():
     vector = Box((3,), np.dtype(np.int64), *bounds)
     normalizer = ObservationNormalizer("running", vector)
     frames = np.random.default_rng(0).integers(0, 100, size=(1000, 3))
-    normalizer.absorb(frames)
+    normalizer.update_statistics(frames)
     seen = normalizer(torch.from_numpy(frames))
     torch.testing.assert_close(seen.mean(0), torch.zeros(3), atol=1e-3, rtol=0)
     torch.testing.assert_close(seen.std(0), torch.ones(3), atol=1e-2, rtol=0)

@@ -167,7 +167,7 @@ def test_every_part_is_normalized_by_itself():
     space = Dict({"a": vector(2), "camera": image(1, 4, 4)})
     normalizer = make_normalizer("running", space)
     data = {"a": np.array([[1.0, 10.0], [3.0, 30.0]]), "camera": np.ones((2, 1, 4, 4), np.uint8)}
-    normalizer.absorb(data)
+    normalizer.update_statistics(data)
     seen = normalizer({"a": torch.tensor([[2.0, 20.0]]), "camera": torch.ones(1, 1, 4, 4)})
     torch.testing.assert_close(seen["a"], torch.zeros(1, 2))  # the mean becomes 0
     assert torch.equal(seen["camera"], torch.ones(1, 1, 4, 4))  # bytes are left alone

@@ -56,9 +56,9 @@ class ActorCriticWorkflow(Workflow):
         normalizer, frames = self.model.normalizer, map_leaves(to_numpy, obs)
         if not (first := normalizer.is_empty):
             yield first
-            normalizer.absorb(frames)
+            normalizer.update_statistics(frames)
             return
-        normalizer.absorb(frames)
+        normalizer.update_statistics(frames)
         try:
             yield first
         except NonFiniteError:

@@ -8,7 +8,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
-from functools import partial
+from functools import partial, reduce
 from types import ModuleType
 from typing import Any, ClassVar, Literal
 
@@ -19,7 +19,7 @@ from rl_lab.core.batch import Action, Batch, CollectResult, Metrics
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import Act, MakePolicy, Phase, Policy, WorkflowContext
 from rl_lab.core.state import Stateful, Tree
 
 LearnsFrom = Literal["rollouts", "transitions", "sequences"]
@@ -28,7 +28,7 @@ Optimized = tuple[str, ...] | None  # names of what is trained
 VALUES = "values"  # where plain attributes live in a workflow's saved state
 
 
-class Workflow(ABC):
+class Algorithm(ABC):
     """One algorithm."""
 
     Config: ClassVar[type | None] = None  # the dataclass of the `algorithm` block
@@ -44,6 +44,8 @@ class Workflow(ABC):
     learns_from: ClassVar[LearnsFrom] = "rollouts"  # the kind of buffer that updates need
     actions: ClassVar[str] = "both"  # that it can take: discrete, continuous or both
     learned: ClassVar[tuple[str, ...]] = ()  # arrays that a warm start takes, as it does networks
+    # Today's names of saved state -> those of older checkpoints, both as dotted paths.
+    old_names: ClassVar[Mapping[str, str]] = {}
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
 
@@ -64,10 +66,13 @@ class Workflow(ABC):
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """Interact. Default: `collect_steps` vector steps with `act`."""
-        collector = self.context.collector
+        return self.collect(self.act, phase, policy=self.pure_policy)
+
+    def collect(self, act: Act, phase: Phase, policy: MakePolicy | None = None) -> CollectResult:
+        """`collect_steps` vector steps with any policy; `policy` is `act` as a pure function."""
         state = self.initial_state(self.context.train_environment.num_envs)
         steps = self.collect_length(phase)
-        return collector.collect(self.act, steps=steps, state=state, policy=self.pure_policy)
+        return self.context.collector.collect(act, steps=steps, state=state, policy=policy)
 
     def collect_length(self, phase: Phase) -> int:
         """Vector steps of a collect call: `collect_steps`, fewer where the run's budget ends."""
@@ -82,14 +87,14 @@ class Workflow(ABC):
         A compiled rollout has a fixed length: another one would be compiled for this call alone.
         """
         compiled = self.context.config.compute.compile == "on"
-        is_pure = type(self).pure_policy is not Workflow.pure_policy
+        is_pure = type(self).pure_policy is not Algorithm.pure_policy
         return self.collect_steps if compiled and is_pure else steps
 
     def pure_policy(self) -> Policy | None:
         """`act` as a pure function, if rollouts may be compiled whole with it."""
         return None
 
-    def absorb(self, trajectory: Batch) -> None:
+    def track_statistics(self, trajectory: Batch) -> None:
         """Fresh rows have reached a buffer, whoever acted: statistics may take note of them."""
         return
 
@@ -116,7 +121,7 @@ class Workflow(ABC):
     @property
     def draws(self) -> bool:
         """True if this class has pictures to show."""
-        return type(self).pictures is not Workflow.pictures
+        return type(self).pictures is not Algorithm.pictures
 
     @property
     def hooks(self) -> list[str]:
@@ -126,7 +131,7 @@ class Workflow(ABC):
             for name, _ in inspect.getmembers(type(self), inspect.isfunction)
             if name.startswith("update_")
         ]
-        return (["update"] if type(self).update is not Workflow.update else []) + own
+        return (["update"] if type(self).update is not Algorithm.update else []) + own
 
     def parts(self) -> Mapping[str, Stateful]:
         """Everything that learns or drifts. Default: every attribute with a `state_dict`."""
@@ -152,7 +157,7 @@ class Workflow(ABC):
 
     def set_state(self, state: Mapping[str, Tree]) -> None:
         """The inverse of `get_state`, strictly."""
-        parts = self.parts()
+        parts, state = self.parts(), self.with_new_names(state)
         if set(state) != {*parts, VALUES}:
             raise UserError(
                 f"the saved state is of another {type(self).__name__}: "
@@ -166,6 +171,23 @@ class Workflow(ABC):
                 current.data.copy_(value)  # an optimiser may hold this very tensor
             else:
                 setattr(self, name, value)
+
+    def with_new_names(self, state: Mapping[str, Tree]) -> Mapping[str, Tree]:
+        """A state that an older version has saved, under today's names (`old_names`)."""
+        if not self.old_names or set(self.parts()) <= set(state):
+            return state
+        renamed, moved = _copied_dicts(state), {}
+        for name, old in self.old_names.items():
+            *above, last = old.split(".")
+            holder = reduce(lambda tree, key: tree.get(key, {}), above, renamed)
+            if last in holder:
+                moved[name] = holder.pop(last)
+                if above and above[0] != VALUES and not renamed[above[0]]:
+                    del renamed[above[0]]
+        for name, value in moved.items():
+            *above, last = name.split(".")
+            reduce(lambda tree, key: tree.setdefault(key, {}), above, renamed)[last] = value
+        return renamed
 
     def unsaved(self) -> list[str]:
         """Attributes that would be lost on resume: checked once, loudly, when a run is built."""
@@ -203,6 +225,17 @@ class Workflow(ABC):
         owned += [*context.buffers.values(), *context.components.values()]
         # Of numbers and None there is only one object: a counter at 0 is not the context's step.
         return {id(each) for each in owned if not isinstance(each, (int, float, type(None)))}
+
+
+Workflow = Algorithm  # the name in earlier versions
+
+
+def _copied_dicts(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts as new dicts, with the same leaves."""
+    return {
+        key: _copied_dicts(each) if isinstance(each, Mapping) else each
+        for key, each in tree.items()
+    }
 
 
 def _is_plain(value: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from rl_lab.algorithms.base import Optimized, Roles, Workflow
-from rl_lab.algorithms.earning import require_positive
+from rl_lab.algorithms.replay import require_positive
 from rl_lab.core.batch import ACTION, Action, CollectResult
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option

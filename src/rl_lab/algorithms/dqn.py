@@ -1,9 +1,9 @@
-"""DQN: Q-learning with a network, a replay buffer and a slow target network (Mnih et al. 2015).
+"""DQN: Q-learning with a network, a replay buffer and a target network (Mnih et al. 2015).
 
-Reads top to bottom: config, targets and loss, workflow. Switches: double (van Hasselt et al. 2016),
-dueling (Wang et al. 2016), n-step returns, prioritized replay (Schaul et al. 2016; it is the
-buffer's type), distributions of returns (C51: Bellemare et al. 2017; QR-DQN: Dabney et al. 2018),
-noisy layers that explore by themselves (Fortunato et al. 2018). Departures from the paper: Adam;
+Reads top to bottom: config, targets and loss, algorithm. Options: double (van Hasselt et al.
+2016), dueling (Wang et al. 2016), n-step returns, prioritized replay (Schaul et al. 2016; a type of
+buffer), distributions of returns (C51: Bellemare et al. 2017; QR-DQN: Dabney et al. 2018), noisy
+layers for exploration (Fortunato et al. 2018). Departures from the paper: Adam;
 gradients are clipped by their norm; an episode that was cut short is bootstrapped from where it
 stopped; double is on unless switched off.
 """
@@ -20,16 +20,20 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import one_hot, smooth_l1_loss
 
-from rl_lab.algorithms.earning import require_chances, require_positive
-from rl_lab.algorithms.greedy import (
-    EPSILON,
-    FADING,
-    absorb_frames,
-    chosen_value,
-    greedy_entropy,
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.replay import (
+    BUDGET_NAMES,
+    ERROR,
+    TransitionConfig,
+    averages,
+    minibatches,
+    require_chances,
+    require_positive,
+    sample_minibatches,
+    step_sizes,
+    update_priorities,
 )
-from rl_lab.algorithms.replay import ERROR, ReplayConfig, ReplayWorkflow
-from rl_lab.core.actions import random_action
+from rl_lab.core.actions import RandomActions, random_action
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -44,16 +48,16 @@ from rl_lab.core.batch import (
     CollectResult,
     Metrics,
 )
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer, scalar
+from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import n_step_return
-from rl_lab.core.schedule import at
+from rl_lab.core.schedule import Schedule, at
 from rl_lab.core.spec import Discrete
-from rl_lab.core.target import Frozen, Target, network
-from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.core.tree import as_arrays, first_leaf, map_leaves
 from rl_lab.core.value_distributions import (
     ValueDistribution,
     categorical_loss,
@@ -65,13 +69,21 @@ from rl_lab.networks.normalizer import normalize_mode
 from rl_lab.networks.numpy_policy import fast_values
 from rl_lab.networks.q_network import QNetwork
 
+EPSILON = "epsilon"
+DEFAULT_EPSILON = Schedule(start=1.0, end=0.05, finish=0.2)  # over the first fifth of a run
+# How checkpoints of earlier versions name what `self.learner` holds.
+LEARNER_NAMES = {
+    "learner.module": "model",
+    "learner.target": "target",
+    "learner.optimizer": "optimizer",
+}
 USED = (OBS, ACTION, REWARD, TERMINATED, NEXT_OBS, STEPS, WEIGHT)  # of a minibatch
 MAX_OUT_OF_RANGE = 0.05  # share of c51's target probability beyond its atoms; more is reported
-VOTERS, ASKED = 16, 32  # noisy networks, and rows of a batch, that tell how random the policy is
+NUM_NOISE_SAMPLES, ENTROPY_ROWS = 16, 32  # for the entropy of noisy layers
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(ReplayConfig):
+class DQNConfig(TransitionConfig):
     """Hyperparameters of DQN. Any float may be a schedule."""
 
     batch_size: int = option(128, "transitions of one gradient step")
@@ -102,7 +114,7 @@ class DQNConfig(ReplayConfig):
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
         if self.epsilon == "auto":  # decided here, so that a saved configuration says it
-            object.__setattr__(self, EPSILON, 0.0 if self.noisy else FADING)
+            object.__setattr__(self, EPSILON, 0.0 if self.noisy else DEFAULT_EPSILON)
         for name, least in (("target_every", 1), ("atoms", 2), ("quantiles", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
@@ -145,11 +157,11 @@ def td_target(
 def td_loss(value: Tensor, target: Tensor, weight: Tensor | None, *, huber: bool) -> Tensor:
     """Mean over the rows of how far values are from their targets."""
     if huber:
-        return weighed_mean(smooth_l1_loss(value, target, reduction="none"), weight)
-    return weighed_mean(0.5 * (value - target).square(), weight)
+        return weighted_mean(smooth_l1_loss(value, target, reduction="none"), weight)
+    return weighted_mean(0.5 * (value - target).square(), weight)
 
 
-def weighed_mean(loss: Tensor, weight: Tensor | None) -> Tensor:
+def weighted_mean(loss: Tensor, weight: Tensor | None) -> Tensor:
     """Over the rows [B]; importance weights shrink those that are drawn too often."""
     return (loss if weight is None else loss * weight).mean()
 
@@ -179,22 +191,23 @@ def distribution_loss(
 def dqn_loss(
     model: QNetwork,
     rows: Batch,
-    frozen: Frozen,
+    target_network: QNetwork,
     gamma: Tensor,
     noise: Tensor | None = None,
     *,
     double: bool,
     huber: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of one minibatch; `error` is |δ| of each row, before any weight, or what a
-    distribution has instead. `noise` [3, …] is for the network now, as it chooses, its target.
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The loss of one minibatch; `aux` has |δ| of each row, or what a distribution has instead.
+
+    `noise` [3, …] of noisy layers: for the values, the choice of the next action, the target.
     """
-    own, choosing, judging = (None, None, None) if noise is None else noise.unbind()
-    outputs = model(rows[OBS], own, raw=True)
+    value_noise, choice_noise, target_noise = (None,) * 3 if noise is None else noise.unbind()
+    outputs = model(rows[OBS], value_noise, raw=True)
     taken = of_action(outputs, rows[ACTION])
     with torch.no_grad():
-        judge = network(frozen, model)(rows[NEXT_OBS], judging, raw=True)
-        choice = model(rows[NEXT_OBS], choosing) if double else model.expected(judge)
+        judge = target_network(rows[NEXT_OBS], target_noise, raw=True)
+        choice = model(rows[NEXT_OBS], choice_noise) if double else model.expected(judge)
         future = chosen_value(choice, judge, model.mask(rows[NEXT_OBS]))
     extra: dict[str, Tensor] = {}
     if model.distribution == "none":
@@ -204,7 +217,7 @@ def dqn_loss(
         loss = td_loss(taken, target, rows.get(WEIGHT), huber=huber)
     else:
         each, error, target, extra = distribution_loss(model, taken, future, rows, gamma)
-        loss = weighed_mean(each, rows.get(WEIGHT))
+        loss = weighted_mean(each, rows.get(WEIGHT))
     with torch.no_grad():
         values = model.expected(outputs)
         value = taken if values is outputs else of_action(values, rows[ACTION])
@@ -214,36 +227,69 @@ def dqn_loss(
         if (scale := model.noise_scale()) is not None:
             extra["noise_scale"] = scale
     names = ("q_mean", "q_max", "q_spread", "target", "td_error")
-    return loss, {**dict(zip(names, means, strict=True)), **extra, ERROR: error}
+    return loss, {**dict(zip(names, means, strict=True)), **extra}, {ERROR: error}
 
 
-def voted_entropy(votes: Tensor, epsilon: float, legal: Tensor) -> Tensor:
-    """Of a policy that takes the action of one voter, or with a chance of epsilon any, in nats.
+def chosen_value(choice: Tensor, judge: Tensor, mask: Tensor | None) -> Tensor:
+    """The values in `judge` [B, A] or [B, A, K] of the best legal action by `choice` [B, A].
 
-    `votes` [V, B] are the actions of V noisy networks, `legal` [B, A] what is allowed.
+    Double Q-learning chooses by the network and evaluates by its target: an error that makes an
+    action look good in the one is not in the other. Plain Q-learning passes the target as both.
     """
-    share = one_hot(votes, legal.shape[-1]).float().mean(0)
-    chances = (1 - epsilon) * share + epsilon * legal / legal.sum(-1, keepdim=True).clamp(min=1)
-    return -torch.xlogy(chances, chances).sum(-1).mean()
+    best = (choice if mask is None else masked(choice, mask)).argmax(-1)
+    return of_action(judge, best)
 
 
-class DQN(ReplayWorkflow):
+def policy_entropy(epsilon: float, legal: int) -> float:
+    """Entropy of an epsilon-greedy policy over `legal` actions, in nats."""
+    other = epsilon / legal
+    probabilities = [1.0 - epsilon + other] + [other] * (legal - 1)
+    return sum(
+        probability * math.log(1.0 / probability)
+        for probability in probabilities
+        if probability > 0
+    )
+
+
+def epsilon_entropy(epsilon: float, actions: int, mask: Tensor | None) -> float | Tensor:
+    """Entropy of an epsilon-greedy policy, averaged over the rows of a mask [..., A] if given."""
+    if mask is None:
+        return policy_entropy(epsilon, actions)
+    by_count = [policy_entropy(epsilon, max(legal, 1)) for legal in range(actions + 1)]
+    return torch.tensor(by_count, device=mask.device)[(mask != 0).sum(-1)].mean()
+
+
+def noisy_entropy(chosen: Tensor, epsilon: float, legal: Tensor) -> Tensor:
+    """Entropy of a noisy network's policy, in nats, from the actions of several noise samples.
+
+    `chosen` [V, B] are the best actions with V draws of the noise, `legal` [B, A] what is allowed.
+    """
+    share = one_hot(chosen, legal.shape[-1]).float().mean(0)
+    uniform = legal / legal.sum(-1, keepdim=True).clamp(min=1)
+    probabilities = (1 - epsilon) * share + epsilon * uniform
+    return -torch.xlogy(probabilities, probabilities).sum(-1).mean()
+
+
+class DQN(Algorithm):
     """Deep Q-network: off-policy, value-based; double, dueling, C51, QR and noisy variants."""
 
-    actions: ClassVar[str] = "discrete"
-
     Config: ClassVar[type | None] = DQNConfig
+    actions: ClassVar[str] = "discrete"
+    learns_from: ClassVar[LearnsFrom] = "transitions"
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
     defaults: ClassVar[Mapping[str, Any]] = {
-        **ReplayWorkflow.defaults,
+        "buffers": {"replay": {"type": "uniform"}},
         "network": {
             "encoder": {"type": "auto", "hidden_dims": [120, 84], "activation": "relu"},
             "critic": {"activation": "relu"},
         },
     }
+    old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: DQNConfig
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build both networks, the optimiser, and the streams of random numbers."""
+        """Build the network with its target, and bind the streams of random numbers."""
         super().initialize(context)
         run, config = context.config, self.config
         if not isinstance(context.spec.action, Discrete):
@@ -253,7 +299,7 @@ class DQN(ReplayWorkflow):
                 "use ppo, or sac for a Box"
             )
         mode = normalize_mode(run.environment.normalize_obs)
-        self.model = QNetwork(
+        model = QNetwork(
             run.network,
             context.spec,
             mode,
@@ -262,42 +308,40 @@ class DQN(ReplayWorkflow):
             distribution=config.distribution,
             count=config.count,
             value_range=config.value_range,
-        )
-        self.model.to(context.device)
-        self.normalizes = mode == "running"
-        self.target = Target(self.model)
-        self.optimizer = FlatOptimizer(
-            self.model,
+        ).to(context.device)
+        self.learner = Learner(
+            model,
             partial(dqn_loss, double=config.double, huber=config.huber),
             config.optimizer,
             compile=run.compute.compile == "on",
+            target=True,
         )
-        self.fast = fast_values(self.model)
+        self.normalizes = mode == "running"
+        self.budget = UpdateBudget(config.learning_starts)
+        self.collect_steps = config.train_every
+        self.random_actions = RandomActions(context.spec.action, context.rng.numpy("warm_up"))
+        self.numpy_values = fast_values(model)
         self.epsilon = cast(float, at(config, 0).epsilon)
         self.explore_rng = context.rng.numpy("exploration")
         self.noise_rng = context.rng.torch("exploration")
         self.learning_noise_rng = context.rng.torch("learning_noise")
 
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """One."""
-        return {"values": self.optimizer}
+    @property
+    def model(self) -> QNetwork:
+        """The network that is trained and acts."""
+        return cast(QNetwork, self.learner.module)
 
-    def slow(self) -> list[Tensor]:
-        """The target network."""
-        return [self.target.flat]
+    # ------------------------------------------------------------------------------------- acting
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
-        """Interact with the epsilon of this step."""
+        """Random actions until `learning_starts`, then epsilon-greedy ones."""
         self.epsilon = cast(float, at(self.config, step).epsilon)
-        return super().collect_step(step, phase=phase)
-
-    def absorb(self, trajectory: Batch) -> None:
-        """Observation statistics take each fresh frame once; the target sees by the same ones."""
-        if self.normalizes:
-            absorb_frames(self.model, self.target, trajectory[OBS])
+        if step < self.config.learning_starts:
+            return self.collect(self.random_actions, phase)
+        return self.collect(self.act, phase, policy=self.pure_policy)
 
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        """The best action; with a chance of epsilon any, for each environment by itself.
+        """The best action, or with probability epsilon a random one, in each environment.
 
         Noisy layers have fresh noise in every environment and at every step, or none if this is
         deterministic.
@@ -316,8 +360,8 @@ class DQN(ReplayWorkflow):
 
     def _greedy(self, obs: Any, noise: Tensor | None = None) -> Array:
         """The best legal actions [N]."""
-        if self.fast is not None:
-            best: Array = self.fast(obs.numpy()).argmax(-1)
+        if self.numpy_values is not None:
+            best: Array = self.numpy_values(obs.numpy()).argmax(-1)
             return best
         with torch.no_grad():
             values, mask = self.model(obs, noise), self.model.mask(obs)
@@ -325,10 +369,10 @@ class DQN(ReplayWorkflow):
             return values.argmax(-1).numpy(force=True)
 
     def pure_policy(self) -> Policy | None:
-        """What `act` does, for rollouts that are compiled whole; unless a subclass does another."""
+        """`act` as a pure function, unless a subclass acts in another way."""
         if type(self).act is not DQN.act or self.model.is_masked:
             return None
-        weights = {**self.optimizer.tensors, EPSILON: torch.tensor(self.epsilon)}
+        weights = {**self.learner.tensors, EPSILON: torch.tensor(self.epsilon)}
         return Policy(self.decide, weights, self.noise)
 
     def noise(self, steps: int) -> Tensor:
@@ -348,6 +392,55 @@ class DQN(ReplayWorkflow):
         best = functional_call(self.model, weights, inputs).argmax(-1)
         return torch.where(explores, noise[..., :actions].argmax(-1), best), {}
 
+    # ----------------------------------------------------------------------------------- learning
+
+    def track_statistics(self, trajectory: Batch) -> None:
+        """Count each new frame in the observation statistics; the target network shares them."""
+        if self.normalizes:
+            self.model.normalizer.update_statistics(as_arrays(trajectory[OBS]))
+            self.learner.copy_buffers()
+
+    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+        """Minibatches [K, B, …] for all gradient steps that are due."""
+        return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One gradient step per minibatch; the target network moves every `target_every` steps."""
+        now, device = at(self.config, phase["step"]), self.context.device
+        sizes = step_sizes(now.learning_rate, now.max_grad_norm, device)
+        gamma = scalar(now.gamma, device)
+        steps, errors = [], []
+        with all_or_nothing("DQN update", q_network=self.learner, budget=self.budget):
+            for rows in minibatches(batch, self.budget, phase, now.replay_ratio):
+                used = {name: rows[name] for name in USED if name in rows}
+                noise = self.model.draw_noise((3,), self.learning_noise_rng)
+                last = () if noise is None else (noise,)
+                step = self.learner.step(used, self.learner.target, gamma, *last, **sizes)
+                if self.budget.steps % now.target_every == 0:
+                    self.learner.follow(now.target_rate)
+                steps.append({**step.metrics, "loss": step.loss, "grad_norm": step.grad_norm})
+                errors.append(step.aux[ERROR])
+        update_priorities(self.context, batch, errors, phase)
+        return {
+            **averages(steps),
+            EPSILON: self.epsilon,
+            "learning_rate": now.learning_rate,
+            "entropy": self._entropy(batch[OBS]),
+            "gradient_steps": self.budget.steps,
+        }
+
+    def _entropy(self, obs: Any) -> float | Tensor:
+        """Entropy of the policy: of its noisy layers on a few rows, or of epsilon-greedy ones."""
+        if not self.config.noisy:
+            return epsilon_entropy(self.epsilon, self.model.actions, self.model.mask(obs))
+        rows = map_leaves(lambda leaf: leaf[-1, :ENTROPY_ROWS], obs)
+        size = (NUM_NOISE_SAMPLES, len(first_leaf(rows)))
+        noise = self.model.draw_noise(size, self.learning_noise_rng)
+        with torch.no_grad():
+            values, mask = self.model(rows, noise), self.model.mask(rows)
+        legal = torch.ones_like(values[0]) if mask is None else (mask != 0).float()
+        return noisy_entropy(masked(values, legal).argmax(-1), self.epsilon, legal)
+
     def warnings(self, row: Mapping[str, float]) -> list[str]:
         """Of c51: a range of atoms that is too narrow for the returns."""
         if row.get("train/out_of_range", 0.0) <= MAX_OUT_OF_RANGE:
@@ -358,34 +451,3 @@ class DQN(ReplayWorkflow):
             f"algorithm.value_range, {low:g} to {high:g}, and count as its ends: make it wider, or "
             "scale the rewards"
         ]
-
-    def learn(self, rows: Batch, now: DQNConfig) -> Metrics:
-        """One gradient step, and the target network's move if it is time."""
-        compiled = self.context.config.compute.compile == "on"
-        frozen: Frozen = self.target.flat if compiled else self.target.module
-        noise = self.model.draw_noise((3,), self.learning_noise_rng)
-        last = () if noise is None else (noise,)
-        step = self.optimizer.on(*last, **self.rates(now.learning_rate, now))
-        used = {name: rows[name] for name in USED if name in rows}
-        metrics = step(used, frozen, scalar(now.gamma, self.context.device))
-        if self.gradient_steps % now.target_every == 0:
-            self.target.follow(self.optimizer.state.flat, now.target_rate)
-        del metrics["gradient"]
-        metrics |= {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
-        if not now.noisy:
-            mask = self.model.mask(rows[OBS])
-            metrics["entropy"] = greedy_entropy(self.epsilon, self.model.actions, mask)
-        return metrics
-
-    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """The gradient steps; then noisy layers are asked how random they make the policy."""
-        metrics = super().update(batch, phase=phase)
-        if self.config.noisy:
-            obs = map_leaves(lambda leaf: leaf[-1, :ASKED], batch[OBS])
-            noise = self.model.draw_noise((VOTERS, len(first_leaf(obs))), self.learning_noise_rng)
-            with torch.no_grad():
-                values, mask = self.model(obs, noise), self.model.mask(obs)
-            legal = torch.ones_like(values[0]) if mask is None else (mask != 0).float()
-            votes = masked(values, legal).argmax(-1)
-            metrics["entropy"] = voted_entropy(votes, self.epsilon, legal)
-        return metrics

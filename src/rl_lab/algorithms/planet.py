@@ -26,7 +26,7 @@ from rl_lab.algorithms.dreamer.world_learning import (
     require_not_negative,
 )
 from rl_lab.algorithms.dreamer.world_model import Seen, WorldModel
-from rl_lab.algorithms.earning import averages, require_positive
+from rl_lab.algorithms.replay import averages, require_positive
 from rl_lab.core.actions import as_vector, random_action, vector_size
 from rl_lab.core.batch import (
     ACTION_MASK,

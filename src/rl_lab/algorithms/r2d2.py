@@ -21,21 +21,15 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from rl_lab.algorithms.base import LearnsFrom
-from rl_lab.algorithms.earning import (
+from rl_lab.algorithms.dqn import DEFAULT_EPSILON, EPSILON, chosen_value, epsilon_entropy
+from rl_lab.algorithms.earning import EarningWorkflow
+from rl_lab.algorithms.replay import (
     LONGEST,
-    EarningConfig,
-    EarningWorkflow,
+    ReplayConfig,
     averages,
     require_chances,
     require_positive,
     window_problems,
-)
-from rl_lab.algorithms.greedy import (
-    EPSILON,
-    FADING,
-    absorb_frames,
-    chosen_value,
-    greedy_entropy,
 )
 from rl_lab.core.actions import as_vector, random_action
 from rl_lab.core.batch import (
@@ -62,7 +56,7 @@ from rl_lab.core.returns import multi_step_return
 from rl_lab.core.schedule import at
 from rl_lab.core.spec import Discrete
 from rl_lab.core.target import Frozen, Target, network
-from rl_lab.core.tree import picked
+from rl_lab.core.tree import as_arrays, picked
 from rl_lab.core.value_distributions import of_action
 from rl_lab.networks.normalizer import normalize_mode
 from rl_lab.networks.recurrent_q import RecurrentQNetwork, State, packed, unpacked
@@ -73,7 +67,7 @@ SQUASH = 1e-3  # the paper's epsilon: how much of a value stays linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class R2D2Config(EarningConfig):
+class R2D2Config(ReplayConfig):
     """Hyperparameters of R2D2. Any float may be a schedule."""
 
     keeps_states: ClassVar[bool] = True
@@ -84,7 +78,7 @@ class R2D2Config(EarningConfig):
     train_every: int = option(4, "vector steps between updates")
     learning_rate: float = option(3e-4, "step size of the optimiser")
     n_step: int = option(5, "rewards in a row before the bootstrap")
-    epsilon: float = option(FADING, "chance of a random action, 0 in evaluations")
+    epsilon: float = option(DEFAULT_EPSILON, "chance of a random action, 0 in evaluations")
     double: bool = option(True, "the network chooses the next action, its target judges it")
     dueling: bool = option(True, "state value and advantages as two heads")
     rescale: bool = option(True, "learn roots of values: large returns do not drown small ones")
@@ -261,10 +255,11 @@ class R2D2(EarningWorkflow):
         self.epsilon = at(self.config, step).epsilon
         return super().collect_step(step, phase=phase)
 
-    def absorb(self, trajectory: Batch) -> None:
+    def track_statistics(self, trajectory: Batch) -> None:
         """Observation statistics take each fresh frame once; the target sees by the same ones."""
         if self.normalizes:
-            absorb_frames(self.model, self.target, trajectory[OBS])
+            self.model.normalizer.update_statistics(as_arrays(trajectory[OBS]))
+            self.target.copy_buffers(self.model)
 
     @torch.no_grad()
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
@@ -320,7 +315,7 @@ class R2D2(EarningWorkflow):
         del metrics["gradient"]
         metrics |= {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
         mask = self.model.mask(rows[OBS])
-        return {**metrics, "entropy": greedy_entropy(self.epsilon, self.model.actions, mask)}
+        return {**metrics, "entropy": epsilon_entropy(self.epsilon, self.model.actions, mask)}
 
     def optimizers(self) -> dict[str, FlatOptimizer]:
         """One."""

@@ -1,35 +1,134 @@
-"""What algorithms that learn from single transitions share: minibatches of a replay buffer.
+"""What algorithms with a replay buffer share: their options, minibatches, and priorities.
 
-A subclass writes its networks, `act`, and `learn` for one minibatch.
+Pure functions and configuration; how many gradient steps are due is `core.clock.UpdateBudget`.
 """
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
-from rl_lab.algorithms.base import LearnsFrom
-from rl_lab.algorithms.earning import (
-    EarningConfig,
-    EarningWorkflow,
-    averages,
-    require_chances,
-    require_positive,
-)
 from rl_lab.core.batch import INDEX, Batch, Metrics
-from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase
-from rl_lab.core.schedule import Schedule, at
+from rl_lab.core.clock import UpdateBudget
+from rl_lab.core.learner import scalar
+from rl_lab.core.optim import OptimizerConfig
+from rl_lab.core.options import option, section
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.schedule import Schedule, extremes
 from rl_lab.core.tree import first_leaf, picked
 
-ERROR = "error"  # |TD error| of each row, from `learn`: the new priority of a prioritized buffer
+# How checkpoints of earlier versions name what `self.budget` holds.
+BUDGET_NAMES = {
+    "budget.steps": "values.gradient_steps",
+    "budget.seen": "earned.seen",
+    "budget.parts": "earned.parts",
+}
+ERROR = "error"  # |TD error| of each row: the new priority of a prioritized buffer
+LONGEST = 32  # frames of sequences that are worth compiling: a memory is unrolled
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig(EarningConfig):
+class ReplayConfig:
     """When to learn, and from how much. Any float may be a schedule."""
+
+    keeps_states: ClassVar[bool] = False  # in the buffer, beside the frames they belong to
+    warms_up: ClassVar[bool] = False  # a memory, by the first frames of a sequence
+    batch_size: int = option(256, "transitions of one gradient step")
+    replay_ratio: float = option(
+        1.0,
+        "gradient steps per environment step, fractions are carried; 0: one per call of the hook",
+    )
+    learning_starts: int = option(1000, "environment steps of random actions before learning")
+    train_every: int = option(1, "vector steps between updates")
+    gamma: float = option(0.99, "discount factor")
+    max_grad_norm: float = option(10.0, "largest norm of a gradient")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        for name in ("batch_size", "train_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.learning_starts < 0:
+            raise ValueError(f"learning_starts must be 0 or more, got {self.learning_starts}")
+        require_chances(self, "gamma")
+        require_positive(self, "max_grad_norm")
+        if (low := extremes(self.replay_ratio)[0]) < 0:
+            raise ValueError(f"replay_ratio must be 0 or more, got {low:g}")
+
+    def check(self, run: Any) -> list[str]:
+        """Problems that only show together with the rest of the configuration."""
+        problems = []
+        if run.network.memory.type != "none" and (reason := self.memory_problem()):
+            problems.append(f"network.memory has no use here: {reason}")
+        if run.environment.normalize_reward:
+            problems.append(
+                "environment.normalize_reward would change rewards that are in a buffer already: "
+                "leave it off"
+            )
+        for name, buffer in run.buffers.items():
+            capacity, (option_name, needed) = getattr(buffer, "capacity", None), self.rows_needed()
+            if capacity is not None and capacity < needed:
+                problems.append(
+                    f"{option_name} {needed} is larger than buffers.{name}.capacity, {capacity}"
+                )
+            if getattr(buffer, "only", None):
+                problems.append(f"learning needs all of buffers.{name}: its `only` must be empty")
+            if getattr(buffer, "latents", False) and not self.keeps_states:
+                problems.append(
+                    f"buffers.{name}.latents must be false: {run.algorithm.name} keeps no states"
+                )
+            if getattr(buffer, "burn_in", 0) and not self.warms_up:
+                problems.append(
+                    f"buffers.{name}.burn_in must be 0: {run.algorithm.name} learns from every row"
+                )
+        return problems
+
+    def memory_problem(self) -> str:
+        """Why `network.memory` would do nothing, if so."""
+        return "minibatches are single transitions (r2d2 and ppo learn with a memory)"
+
+    def rows_needed(self) -> tuple[str, int]:
+        """Rows that a buffer must have room for, and the option that says so."""
+        return "batch_size", self.batch_size
+
+    def gradient_steps(self, run: Any) -> float:
+        """Gradient steps of a whole run: what compiling them would have to repay."""
+        steps = run.training.total_timesteps - self.learning_starts
+        return float(steps * extremes(self.replay_ratio)[1])
+
+    def small(self, run: Any, *, call: int, before: int) -> list[dict[str, Any]]:
+        """Options, by path, with which a run of few steps still does everything.
+
+        One call of collect should take `call` environment steps at most, and `before` is how many
+        there are when learning begins. Options in one dict only make sense together.
+        """
+        steps, needed = run.training.total_timesteps, self.rows_needed()[1]
+        enough = max(2 * steps, (needed + 1) * run.environment.num_envs)  # rows for all, or windows
+        changes: list[dict[str, Any]] = []
+        if self.learning_starts >= steps:
+            changes.append({"algorithm.learning_starts": steps * 9 // 10})
+        for name, buffer in run.buffers.items():
+            if getattr(buffer, "capacity", 0) > enough:
+                changes.append({f"buffers.{name}.capacity": enough})
+        return changes
+
+    def warnings(self, run: Any) -> list[str]:
+        """What is legal and probably not meant."""
+        total = run.training.total_timesteps
+        if self.learning_starts < total:
+            return []
+        return [
+            f"nothing is learned in {total} steps: algorithm.learning_starts is "
+            f"{self.learning_starts}"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionConfig(ReplayConfig):
+    """Updates from single transitions. Any float may be a schedule."""
 
     n_step: int = option(1, "rewards in a row before the bootstrap")
     importance_beta: float = option(
@@ -55,36 +154,79 @@ class ReplayConfig(EarningConfig):
         return problems
 
 
-class ReplayWorkflow(EarningWorkflow):
-    """Collect a little, then take the gradient steps that were earned."""
+def sample_minibatches(
+    buffer: Any, budget: UpdateBudget, phase: Phase, now: TransitionConfig
+) -> Batch | None:
+    """Minibatches [K, B, …] for all K gradient steps that are due; None if there are none."""
+    due = budget.due(phase, now.replay_ratio, ready=buffer.ready())
+    if due == 0:
+        return None
+    found: Batch = buffer.sample(now.batch_size, due, n_step=now.n_step, beta=now.importance_beta)
+    return found
 
-    learns_from: ClassVar[LearnsFrom] = "transitions"
-    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "uniform"}}}
-    config: ReplayConfig
 
-    @abstractmethod
-    def learn(self, rows: Batch, now: Any) -> Metrics:
-        """One gradient step on rows [B, …]; `now` is the config with its schedules' values.
+def minibatches(batch: Batch, budget: UpdateBudget, phase: Phase, ratio: float) -> Iterator[Batch]:
+    """The K minibatches of a batch [K, …], each one counted as a gradient step."""
+    for index in budget.take(len(first_leaf(batch)), phase, ratio):
+        yield picked(batch, index)
 
-        The metric `error` [B] becomes the rows' priorities, where the buffer has any.
-        """
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
-        """Minibatches for all gradient steps that are due, [K, B, …]."""
-        now = at(self.config, phase["step"])
-        due = self.due(phase, now.replay_ratio, ready=buffer.ready())
-        if due == 0:
-            return None
-        return buffer.sample(now.batch_size, due, n_step=now.n_step, beta=now.importance_beta)
+def update_priorities(
+    context: WorkflowContext, batch: Batch, errors: Sequence[Tensor], phase: Phase
+) -> None:
+    """Give the buffer the |TD errors| of K minibatches, if it draws by priority."""
+    if INDEX in batch:
+        buffer: Any = context.buffer(phase)
+        buffer.reprioritize(batch[INDEX], torch.stack(list(errors)))
 
-    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """One gradient step per minibatch. On a bad number everything is as it was before."""
-        now = at(self.config, phase["step"])
-        count = len(first_leaf(batch))
-        steps = self.take_steps(count, lambda index: self.learn(picked(batch, index), now))
-        errors = [metrics.pop(ERROR, None) for metrics in steps]
-        if INDEX in batch and errors[0] is not None:
-            buffer = self.context.buffers[phase["buffer"] or next(iter(self.context.buffers))]
-            buffer.reprioritize(batch[INDEX], torch.stack(errors))  # type: ignore[attr-defined]
-        self.spend(count, phase, now.replay_ratio)
-        return {**averages(steps), "gradient_steps": self.gradient_steps}
+
+def step_sizes(learning_rate: float, max_grad_norm: float, device: str) -> dict[str, Tensor]:
+    """The arguments of `Learner.step` that may be schedules, as tensors."""
+    return {
+        "learning_rate": scalar(learning_rate, device),
+        "max_grad_norm": scalar(max_grad_norm, device),
+    }
+
+
+def window_problems(run: Any, option_name: str, frames: int) -> list[str]:
+    """Buffers with no room for a window of so many frames, which are all of one environment."""
+    count = run.environment.num_envs
+    found = []
+    for name, buffer in run.buffers.items():
+        rows = getattr(buffer, "capacity", (frames + 1) * count) // count
+        if rows <= frames:  # what led to the oldest frame is not known any more
+            found.append(
+                f"a window of {option_name} has {frames} frames of one environment, and "
+                f"buffers.{name} has room for {rows} of each: capacity must be "
+                f"{(frames + 1) * count}"
+            )
+    return found
+
+
+def require_chances(config: Any, *names: str) -> None:
+    """Refuse options, or schedules of them, that are ever outside of [0, 1]."""
+    for name in names:
+        low, high = extremes(getattr(config, name))
+        if not 0.0 <= low <= high <= 1.0:
+            raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """Refuse options, or schedules of them, that are not above zero."""
+    for name in names:
+        low, high = extremes(getattr(config, name))
+        if low < 0 or high <= 0:
+            raise ValueError(f"{name} must be positive, got {low:g}")
+
+
+def averages(steps: Sequence[Metrics]) -> Metrics:
+    """The mean of each metric over the steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)  # not all do everything
+    return {name: _mean([step[name] for step in steps if name in step]) for name in names}
+
+
+def _mean(values: list[Any]) -> Any:
+    """Of numbers, or of 0-d tensors."""
+    if isinstance(values[0], torch.Tensor):
+        return values[0] if len(values) == 1 else torch.stack(values).mean()
+    return sum(values) / len(values)

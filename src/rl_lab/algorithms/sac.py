@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_lab.algorithms.replay import ERROR, ReplayConfig, ReplayWorkflow
+from rl_lab.algorithms.earning import ReplayWorkflow
+from rl_lab.algorithms.replay import ERROR, TransitionConfig
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
@@ -44,7 +45,7 @@ from rl_lab.core.returns import n_step_return
 from rl_lab.core.schedule import extremes
 from rl_lab.core.spec import Box, Space
 from rl_lab.core.target import Frozen, Target, network
-from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.core.tree import as_arrays, first_leaf
 from rl_lab.networks.ensemble import QEnsemble
 from rl_lab.networks.normalizer import make_normalizer, normalize_mode
 from rl_lab.networks.numpy_policy import fast_actor
@@ -56,7 +57,7 @@ Masks = tuple[Tensor, ...]  # of the critics' hidden layers: see `Ensemble.masks
 
 
 @dataclass(frozen=True, kw_only=True)
-class SACConfig(ReplayConfig):
+class SACConfig(TransitionConfig):
     """Hyperparameters of SAC. Any float may be a schedule."""
 
     policy: PolicyKind = option(
@@ -351,9 +352,9 @@ class SAC(ReplayWorkflow):
         action = head.explore(self.actor.encoder(seen), matrix)
         return Action(action, {MATRIX: matrix, AGE: age + 1})
 
-    def absorb(self, trajectory: Batch) -> None:
+    def track_statistics(self, trajectory: Batch) -> None:
         """Observation statistics take each fresh frame once."""
-        self.normalizer.absorb(map_leaves(lambda leaf: leaf.cpu().numpy(), trajectory[OBS]))
+        self.normalizer.update_statistics(as_arrays(trajectory[OBS]))
 
     def learn(self, rows: Batch, now: SACConfig) -> Metrics:
         """One step of the critics; one of actor and temperature, and of the targets, if due."""

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_lab.algorithms.replay import ERROR, ReplayConfig, ReplayWorkflow
+from rl_lab.algorithms.earning import ReplayWorkflow
+from rl_lab.algorithms.replay import ERROR, TransitionConfig
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -48,7 +49,7 @@ SAMPLES = 100  # actions in a picture of one state
 
 
 @dataclass(frozen=True, kw_only=True)
-class SQLConfig(ReplayConfig):
+class SQLConfig(TransitionConfig):
     """Hyperparameters of soft Q-learning. Any float may be a schedule."""
 
     batch_size: int = option(128, "transitions of one gradient step")

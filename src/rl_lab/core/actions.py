@@ -1,13 +1,14 @@
 """Actions of a space: uniformly random ones, and as vectors that a network can read."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.core.batch import ACTION_MASK, Array
+from rl_lab.core.batch import ACTION_MASK, Action, Array
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete, Space
 from rl_lab.core.tree import first_leaf
 
@@ -22,6 +23,18 @@ def random_action(space: Space, obs: Any, rng: np.random.Generator) -> Array:
     if isinstance(space, MultiDiscrete):
         return rng.integers(space.nvec, size=(count, *space.shape))
     return _uniform(space, count, rng)
+
+
+@dataclass(frozen=True)
+class RandomActions:
+    """A policy that takes uniformly random legal actions: the first data covers the space."""
+
+    space: Space
+    rng: np.random.Generator  # one of the run's streams, which saves it
+
+    def __call__(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """One action for each environment; a memory stays as it is."""
+        return Action(random_action(self.space, obs, self.rng), state)
 
 
 def _legal(space: Space, mask: Array, rng: np.random.Generator) -> Array:

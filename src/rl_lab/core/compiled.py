@@ -16,15 +16,17 @@ import subprocess
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from rl_lab.core.errors import UserError
 
@@ -83,14 +85,18 @@ def tell_with(say: Callable[[str], object]) -> None:
 
 # A tree without its leaves: None for a tensor, else the type, the keys of a dict, the branches.
 # What is None in the tree is a branch without anything on it.
-Shape = tuple[type, tuple[str, ...], tuple[Any, ...]] | None
+# A module among the arguments is passed as its tensors, and has them for the call.
+Shape = tuple[type, tuple[Any, ...], tuple[Any, ...]] | None
 
 
 def _flatten(tree: Any, leaves: list[Tensor]) -> Shape:
-    """Append the tensors of dicts and tuples in order; what is left is their shape."""
+    """Append the tensors of dicts, tuples and modules in order; what is left is their shape."""
     if isinstance(tree, Tensor):
         leaves.append(tree)
         return None
+    if isinstance(tree, nn.Module):
+        leaves.extend(_tensors(tree).values())
+        return nn.Module, (tree,), ()
     if isinstance(tree, dict):
         return dict, tuple(tree), tuple([_flatten(each, leaves) for each in tree.values()])
     if tree is None:
@@ -98,14 +104,34 @@ def _flatten(tree: Any, leaves: list[Tensor]) -> Shape:
     return type(tree), (), tuple([_flatten(each, leaves) for each in tree])
 
 
-def _unflatten(leaves: Iterator[Tensor], shape: Shape) -> Any:
-    """The tree again."""
+_known_tensors: WeakKeyDictionary[nn.Module, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name: the same objects as long as the module lives."""
+    if (known := _known_tensors.get(module)) is None:
+        known = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        _known_tensors[module] = known
+    return known
+
+
+Swaps = dict[nn.Module, dict[str, Tensor]]  # the tensors that a module has during a call
+
+
+def _unflatten(leaves: Iterator[Tensor], shape: Shape, swaps: Swaps | None = None) -> Any:
+    """The tree again. For each module in it, `swaps` gets the tensors that stand for its own."""
     if shape is None:
         return next(leaves)
     kind, keys, branches = shape
     if kind is type(None):
         return None
-    values = [_unflatten(leaves, branch) for branch in branches]
+    if kind is nn.Module:
+        (module,) = keys
+        tensors = {name: next(leaves) for name in _tensors(module)}
+        if swaps is not None:
+            swaps[module] = tensors
+        return module
+    values = [_unflatten(leaves, branch, swaps) for branch in branches]
     if kind is dict:
         return dict(zip(keys, values, strict=True))
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
@@ -120,7 +146,7 @@ def _inputs(arguments: tuple[Any, ...]) -> tuple[list[Tensor], Any]:
 
 
 class Compiled:
-    """A pure function of trees of tensors. Whatever it reads must be an argument."""
+    """A pure function of trees of tensors and modules. Whatever it reads must be an argument."""
 
     def __init__(
         self,
@@ -185,6 +211,29 @@ class Compiled:
         return _load(file, device), out_shape
 
 
+class _Caller(nn.Module):
+    """A function that calls modules, as a module with them: so `functional_call` can swap."""
+
+    def __init__(self, function: Callable[..., Any], modules: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleList(modules)
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def _swapped(function: Callable[..., Any], arguments: tuple[Any, ...], swaps: Swaps) -> Any:
+    """Call the function while modules have other tensors in place of their own."""
+    if not swaps:
+        return function(*arguments)
+    named = {
+        f"parts.{index}.{name}": each
+        for index, tensors in enumerate(swaps.values())
+        for name, each in tensors.items()
+    }
+    return functional_call(_Caller(function, swaps), named, arguments)
+
+
 def _trace(
     function: Callable[..., Any], leaves: Sequence[Tensor], shape: Shape, name: str
 ) -> tuple[torch.fx.GraphModule, Shape]:
@@ -195,7 +244,8 @@ def _trace(
 
     def flat(*inputs: Tensor) -> list[Tensor]:
         outputs: list[Tensor] = []
-        result = function(*_unflatten(iter(inputs), shape))
+        swaps: Swaps = {}
+        result = _swapped(function, _unflatten(iter(inputs), shape, swaps), swaps)
         out_shape[:] = [_flatten(result, outputs)]
         return [each.clone() for each in outputs]  # never the memory of an input
 

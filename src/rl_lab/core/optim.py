@@ -73,13 +73,13 @@ class LaPropConfig(OptimizerConfig):
 
 
 class AdamState(NamedTuple):
-    """Everything that one update reads and writes. `alive` goes False at the first bad number."""
+    """Everything that one update reads and writes. `finite` is False after the first bad number."""
 
     flat: Tensor
     first: Tensor
     second: Tensor
     updates: Tensor
-    alive: Tensor
+    finite: Tensor
 
 
 @lru_cache(maxsize=256)
@@ -88,16 +88,16 @@ def scalar(value: float, device: str) -> Tensor:
     return torch.tensor(float(value), device=device)
 
 
-def still_alive(state: AdamState, norm: Tensor, loss: Tensor) -> Tensor:
+def is_finite(state: AdamState, norm: Tensor, loss: Tensor) -> Tensor:
     """False from the first step on whose loss or gradient is not finite."""
-    return state.alive & torch.isfinite(norm + loss)
+    return state.finite & torch.isfinite(norm + loss)
 
 
-def fullness(updates: Tensor, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
-    """1 − βᵗ of both moments at the step after so many: the share of them that is not yet zero.
+def bias_corrections(updates: Tensor, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
+    """Adam's bias corrections 1 − βᵗ of both moments, for the step after `updates` steps.
 
-    Not inside of what is compiled: a compiler takes the powers anew for every parameter, which
-    cost more than the rest of the step. Where numbers can be read for nothing, Python takes them.
+    Not inside of what is compiled: a compiler takes the powers again for every parameter, which
+    costs more than the rest of the step. On a CPU, where reading a number is free, Python does it.
     """
     if updates.is_cpu:
         count = updates.item() + 1
@@ -112,17 +112,17 @@ def adam(
     loss: Tensor,
     config: OptimizerConfig,
     *,
-    full: tuple[Tensor, Tensor],
+    corrections: tuple[Tensor, Tensor],
     learning_rate: Tensor,
     max_grad_norm: Tensor,
 ) -> tuple[AdamState, Tensor]:
     """One clipped step, or no step at all if a number is not finite. Pure: for compilers.
 
-    `full` is `fullness` of the moments, `learning_rate` 0-d or one value per parameter. Returns the
-    new state and the norm of the gradient before clipping.
+    `corrections` are `bias_corrections`; `learning_rate` is 0-d or has one value per parameter.
+    Returns the new state and the norm of the gradient before clipping.
     """
     norm = torch.linalg.vector_norm(gradient)
-    alive = still_alive(state, norm, loss)
+    finite = is_finite(state, norm, loss)
     gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     if config.name != "adamw" and config.weight_decay:
         gradient = gradient + config.weight_decay * state.flat
@@ -135,19 +135,19 @@ def adam(
         if config.name == "rmsprop":
             step = learning_rate * gradient / (second.sqrt() + config.eps)
         elif config.name == "laprop":
-            scaled = gradient / ((second / full[1]).sqrt() + config.eps)
+            scaled = gradient / ((second / corrections[1]).sqrt() + config.eps)
             first = torch.lerp(first, scaled, 1 - config.beta1)
-            step = learning_rate / full[0] * first
+            step = learning_rate / corrections[0] * first
         else:
             first = torch.lerp(first, gradient, 1 - config.beta1)
-            denominator = (second / full[1]).sqrt() + config.eps
-            step = learning_rate / full[0] * (first / denominator)
+            denominator = (second / corrections[1]).sqrt() + config.eps
+            step = learning_rate / corrections[0] * (first / denominator)
     if config.name == "adamw" and config.weight_decay:
         step = step + learning_rate * config.weight_decay * state.flat
-    new = AdamState(state.flat - step, first, second, updates, alive)
-    kept = [torch.where(alive, fresh, old) for fresh, old in zip(new[:4], state[:4], strict=True)]
-    alive = alive & torch.isfinite(kept[0].sum() + kept[1].sum() + kept[2].sum())
-    return AdamState(kept[0], kept[1], kept[2], kept[3], alive), norm
+    new = AdamState(state.flat - step, first, second, updates, finite)
+    kept = [torch.where(finite, fresh, old) for fresh, old in zip(new[:4], state[:4], strict=True)]
+    finite = finite & torch.isfinite(kept[0].sum() + kept[1].sum() + kept[2].sum())
+    return AdamState(kept[0], kept[1], kept[2], kept[3], finite), norm
 
 
 def adam_in_place(
@@ -161,9 +161,9 @@ def adam_in_place(
 ) -> tuple[AdamState, Tensor]:
     """The same step by torch's fused kernel, which writes into the tensors of `state`."""
     norm = torch.linalg.vector_norm(gradient)
-    alive = still_alive(state, norm, loss)
+    finite = is_finite(state, norm, loss)
     gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
-    skipped = (~alive).to(gradient.dtype)
+    skipped = (~finite).to(gradient.dtype)
     state.updates.add_(1 - skipped)
     fused = torch._fused_adam_ if config.name == "adam" else torch._fused_adamw_
     fused(
@@ -182,7 +182,20 @@ def adam_in_place(
         maximize=False,
         found_inf=skipped,  # 1: nothing is written
     )
-    return state._replace(alive=alive), norm
+    return state._replace(finite=finite), norm
+
+
+def clip_by_tensor(gradient: Tensor, flat: Tensor, sizes: Sequence[int], limit: float) -> Tensor:
+    """Adaptive gradient clipping (Brock et al. 2021), by whole tensors as in Dreamer v3.
+
+    The gradient of each tensor has at most `limit` times the norm of the tensor itself.
+    """
+    parts, weights = gradient.split(sizes), flat.split(sizes)
+    norms = torch.stack([torch.linalg.vector_norm(each) for each in parts])
+    limits = torch.stack([torch.linalg.vector_norm(each) for each in weights])
+    limits = limit * limits.clamp(min=_SMALLEST_NORM)
+    shares = (limits / norms.clamp(min=1e-6)).clamp(max=1.0)
+    return torch.cat([part * share for part, share in zip(parts, shares, strict=True)])
 
 
 def accumulated(gradient_of: Callable[..., Found], arguments: tuple[Any, ...], count: int) -> Found:
@@ -317,7 +330,7 @@ class FlatOptimizer:
         return metrics
 
     def _full(self) -> tuple[Tensor, Tensor]:
-        return fullness(self.state.updates, self.config)
+        return bias_corrections(self.state.updates, self.config)
 
     def frozen(self) -> Frozen:
         """The network for a loss of another one: as it is, or for compiled code its weights."""
@@ -336,12 +349,12 @@ class FlatOptimizer:
         Compiled steps have looked at everything; those of the fused kernel at loss and gradient, so
         weights and moments are looked at here.
         """
-        good = bool(self.state.alive)
+        good = bool(self.state.finite)
         if self._compiled is None:
             numbers = self.state.flat, self.state.first, self.state.second
             good = good and math.isfinite(sum(each.sum().item() for each in numbers))
         if not good:
-            self.state = self.state._replace(alive=torch.ones_like(self.state.alive))
+            self.state = self.state._replace(finite=torch.ones_like(self.state.finite))
             bad, self._bad_gradients = self._bad_gradients, []
             named = f" (gradient of {', '.join(bad)})" if bad else ""
             raise NonFiniteError(
@@ -395,8 +408,8 @@ class FlatOptimizer:
             assert list(state[key]) == self.names, "the optimiser state is of another network"
             moment.copy_(torch.cat([state[key][name] for name in self.names]))
         updates = state["updates"].to(self.state.flat.device).clone()
-        alive = torch.ones_like(self.state.alive)  # what was saved is good
-        self.state, self._bad_gradients = self.state._replace(updates=updates, alive=alive), []
+        finite = torch.ones_like(self.state.finite)  # what was saved is good
+        self.state, self._bad_gradients = self.state._replace(updates=updates, finite=finite), []
 
     def _eager_update(
         self,
@@ -423,7 +436,7 @@ class FlatOptimizer:
     def _functional_update(
         self,
         state: AdamState,
-        full: tuple[Tensor, Tensor],
+        corrections: tuple[Tensor, Tensor],
         first: tuple[Any, ...],
         rate: Tensor,
         max_norm: Tensor,
@@ -446,7 +459,7 @@ class FlatOptimizer:
             return gradient, *found
 
         found = accumulated(gradient_of, first, self.config.accumulate)
-        return self._finish(state, rate, max_norm, found, full)
+        return self._finish(state, rate, max_norm, found, corrections)
 
     def _finish(
         self,
@@ -454,17 +467,17 @@ class FlatOptimizer:
         rate: Tensor,
         max_norm: Tensor,
         found: Found,
-        full: tuple[Tensor, Tensor] | None = None,
+        corrections: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[AdamState, Metrics]:
-        """The step itself: pure where `full` is given (the fullness of the moments).
+        """The step itself: pure if `corrections` are given.
 
         The fused kernel knows one learning rate only, and Adam only.
         """
         gradient, loss, metrics = found
         if self.config.agc:
             gradient = self._clipped_by_tensor(gradient, state.flat)
-        fused = full is None and not rate.dim() and self.config.name in ("adam", "adamw")
-        step = adam_in_place if fused else partial(adam, full=full or self._full())
+        fused = corrections is None and not rate.dim() and self.config.name in ("adam", "adamw")
+        step = adam_in_place if fused else partial(adam, corrections=corrections or self._full())
         new, norm = step(
             state, gradient, loss, self.config, learning_rate=rate, max_grad_norm=max_norm
         )
@@ -473,12 +486,7 @@ class FlatOptimizer:
 
     def _clipped_by_tensor(self, gradient: Tensor, flat: Tensor) -> Tensor:
         """Adaptive clipping (Brock et al. 2021), by whole tensors as in Dreamer v3."""
-        parts, weights = gradient.split(self.sizes), flat.split(self.sizes)
-        norms = torch.stack([torch.linalg.vector_norm(each) for each in parts])
-        limits = torch.stack([torch.linalg.vector_norm(each) for each in weights])
-        limits = self.config.agc * limits.clamp(min=_SMALLEST_NORM)
-        shares = (limits / norms.clamp(min=1e-6)).clamp(max=1.0)
-        return torch.cat([part * share for part, share in zip(parts, shares, strict=True)])
+        return clip_by_tensor(gradient, flat, self.sizes, self.config.agc)
 
     def _rate_groups(self, patterns: Mapping[str, float]) -> Tensor | None:
         """For each scalar parameter, which learning rate it has: 0 the common one, i the i-th."""

@@ -183,3 +183,7 @@ class WorkflowContext:
     initial_observation: Obs
     global_step: int = 0
     extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def buffer(self, phase: Phase) -> Buffer:
+        """The buffer that the phase names, or the first one."""
+        return self.buffers[phase["buffer"] or next(iter(self.buffers))]

@@ -21,7 +21,7 @@ class RunningMoments:
         """Population variance; 1 before anything was absorbed."""
         return self.squares / self.count if self.count else np.ones_like(self.squares)
 
-    def absorb(self, rows: Array) -> None:
+    def update_statistics(self, rows: Array) -> None:
         """Merge rows [B, *shape]."""
         batch = rows.reshape(-1, *self.mean.shape).astype(np.float64)
         size = len(batch)
@@ -62,7 +62,7 @@ class RewardNormalizer:
         for t in range(len(reward)):
             self.returns = np.where(reset[t], 0.0, self.returns) * gamma + reward[t]
             trace[t] = self.returns
-        self.moments.absorb(trace)
+        self.moments.update_statistics(trace)
         scaled = reward / np.sqrt(self.moments.variance + 1e-8)
         return np.clip(scaled, -self.clip, self.clip).astype(np.float32)
 

@@ -14,7 +14,7 @@ from rl_lab.core.optim import (
     Found,
     Loss,
     OptimizerConfig,
-    still_alive,
+    is_finite,
 )
 
 
@@ -46,8 +46,8 @@ class TorchOptimizer(FlatOptimizer):
         """One clipped step of the rule, or none at all if a number is not finite."""
         gradient, loss, metrics = found
         norm = torch.linalg.vector_norm(gradient)
-        alive = still_alive(state, norm, loss)
-        if alive:
+        finite = is_finite(state, norm, loss)
+        if finite:
             clipped = gradient * (max_norm / (norm + 1e-6)).clamp(max=1.0)
             parts = zip(self.parameters, clipped.split(self.sizes), strict=True)
             for parameter, part in parts:
@@ -59,7 +59,7 @@ class TorchOptimizer(FlatOptimizer):
             state = state._replace(updates=state.updates + 1)
         metrics = {name: value.detach() for name, value in metrics.items()}
         new = {**metrics, "loss": loss, "grad_norm": norm, "gradient": gradient}
-        return state._replace(alive=alive), new
+        return state._replace(finite=finite), new
 
     def snapshot(self) -> Any:
         """Weights, and what the rule remembers."""
@@ -80,5 +80,5 @@ class TorchOptimizer(FlatOptimizer):
         assert set(state["rule"]) <= set(own["param_groups"][0]["params"]), "of another network"
         self.rule.load_state_dict({**own, "state": state["rule"]})
         updates = state["updates"].to(self.state.flat.device).clone()
-        alive = torch.ones_like(self.state.alive)  # what was saved is good
-        self.state = self.state._replace(updates=updates, alive=alive)
+        finite = torch.ones_like(self.state.finite)  # what was saved is good
+        self.state = self.state._replace(updates=updates, finite=finite)

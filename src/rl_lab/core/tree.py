@@ -14,6 +14,11 @@ def map_leaves(function: Callable[..., Any], *trees: Leaves) -> Leaves:
     return function(*trees)
 
 
+def as_arrays(tree: Leaves) -> Leaves:
+    """The same tree with numpy arrays in place of tensors of any device."""
+    return map_leaves(lambda leaf: leaf.cpu().numpy(), tree)
+
+
 def copied(tree: Leaves) -> Leaves:
     """The same tree of fresh numpy arrays."""
     return map_leaves(lambda leaf: leaf.copy(), tree)

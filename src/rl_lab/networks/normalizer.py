@@ -39,9 +39,9 @@ def is_normalizable(space: Space) -> bool:
 class ObservationNormalizer(nn.Module):
     """(obs − shift) · scale, clipped. `running` learns both from data, `static` from the bounds.
 
-    The statistics move only when `absorb` is called. On-policy learners call it after an update, so
-    that actor and learner see a rollout through the same numbers; while there are no statistics
-    (`is_empty`), they call it before.
+    The statistics change only when `update_statistics` is called. On-policy learners call it after
+    an update, so that actor and learner normalize a rollout by the same numbers; while there are no
+    statistics (`is_empty`), they call it before.
     """
 
     shift: Tensor
@@ -71,10 +71,10 @@ class ObservationNormalizer(nn.Module):
         """True if running statistics are wanted and no frame is in them yet."""
         return self.mode == "running" and self.moments.count == 0
 
-    def absorb(self, obs: Array) -> None:
+    def update_statistics(self, obs: Array) -> None:
         """Take fresh frames [..., *obs] into the running statistics."""
         if self.mode == "running":
-            self.moments.absorb(obs)
+            self.moments.update_statistics(obs)
             self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
 
     def clear(self) -> None:
@@ -122,10 +122,10 @@ class DictNormalizer(nn.Module):
         """True if running statistics are wanted and no frame is in them yet."""
         return any(each.is_empty for each in self._each())
 
-    def absorb(self, obs: Mapping[str, Array]) -> None:
+    def update_statistics(self, obs: Mapping[str, Array]) -> None:
         """Take fresh frames into the running statistics."""
         for key, normalizer in zip(self.keys, self._each(), strict=True):
-            normalizer.absorb(obs[key])
+            normalizer.update_statistics(obs[key])
 
     def clear(self) -> None:
         """No running statistics any more: frames pass unchanged."""

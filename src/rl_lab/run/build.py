@@ -28,6 +28,7 @@ from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.compiled import tell_with
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.failure import defined_at
+from rl_lab.core.learner import Learner
 from rl_lab.core.protocols import (
     Buffer,
     BufferSetup,
@@ -261,11 +262,14 @@ def warm_parts(
     workflow: Workflow, state: Mapping[str, Any]
 ) -> list[tuple[Stateful, Mapping[str, Any]]]:
     """What a warm start may change, each with what the other run has of it."""
-    found: list[tuple[Stateful, Mapping[str, Any]]] = [
-        (part, state[name])
-        for name, part in workflow.parts().items()
-        if isinstance(part, nn.Module | Target) and name in state
-    ]
+    state = workflow.with_new_names(state)
+    found: list[tuple[Stateful, Mapping[str, Any]]] = []
+    for name, part in workflow.parts().items():
+        if isinstance(part, nn.Module | Target) and name in state:
+            found.append((part, state[name]))
+        if isinstance(part, Learner) and isinstance(there := state.get(name), Mapping):
+            pairs = (part.module, there.get("module")), (part.target, there.get("target"))
+            found += [(own, other) for own, other in pairs if own is not None and other is not None]
     saved = state.get(VALUES, {})
     arrays = {name: saved[name] for name in workflow.learned if name in saved}
     return [*found, (_Tables(workflow), arrays)] if arrays else found

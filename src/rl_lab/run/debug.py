@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rl_lab.config.schema import RunConfig
 from rl_lab.core.batch import Batch, Metrics
 from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.learner import Learner, networks
 from rl_lab.core.optim import FlatOptimizer
 from rl_lab.core.protocols import Phase
 from rl_lab.records.commit import write_atomically
@@ -87,7 +88,7 @@ def watch_weights(run: Orchestrator) -> None:
     log = MetricLog(run.folder / "logs" / WEIGHTS)
     run.resources.callback(log.close)
     for part in run.workflow.parts().values():
-        if isinstance(part, FlatOptimizer):
+        if isinstance(part, FlatOptimizer | Learner):
             part.inspected = True
     for name, hook in run.hooks.items():
         run.hooks[name] = _watched(run, log, hook)
@@ -131,7 +132,9 @@ def named_gradients(parts: Any) -> dict[str, Tensor]:
     """The last gradient of every parameter that has one, whoever computed it."""
     found = {name: w.grad for name, w in _parameters(parts) if w.grad is not None}
     owners = {id(part): name for name, part in parts.items()}
-    for part in parts.values():
+    for name, part in parts.items():
+        if isinstance(part, Learner):
+            found |= {f"{name}.{each}": grad for each, grad in part.named_gradients().items()}
         if isinstance(part, FlatOptimizer) and id(part.module) in owners:
             owner = owners[id(part.module)]
             found |= {f"{owner}.{name}": each for name, each in part.named_gradients().items()}
@@ -139,11 +142,10 @@ def named_gradients(parts: Any) -> dict[str, Tensor]:
 
 
 def _parameters(parts: Any) -> Iterator[tuple[str, nn.Parameter]]:
-    for part_name, part in parts.items():
-        if isinstance(part, nn.Module):
-            for name, weight in part.named_parameters():
-                if weight.numel():
-                    yield f"{part_name}.{name}", weight
+    for part_name, network in networks(parts).items():
+        for name, weight in network.named_parameters():
+            if weight.numel():
+                yield f"{part_name}.{name}", weight
 
 
 # -- profile --------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from torch import nn
 
 from rl_lab.collect.stopwatch import Stopwatch
 from rl_lab.core.clock import Counters
+from rl_lab.core.learner import Learner
 from rl_lab.core.protocols import VectorEnv
 
 GB = 1e9
@@ -106,11 +107,12 @@ def resident_bytes(process: int | str = "self") -> int | None:
 
 def count_parameters(parts: Iterable[Any]) -> dict[str, int]:
     """Parameters of every network among the parts, each once; buffers are not counted."""
+    modules = [part.module if isinstance(part, Learner) else part for part in parts]
     found = {
         id(parameter): parameter
-        for part in parts
-        if isinstance(part, nn.Module)
-        for parameter in part.parameters()
+        for module in modules
+        if isinstance(module, nn.Module)
+        for parameter in module.parameters()
     }
     trainable = [each.numel() for each in found.values() if each.requires_grad]
     return {"total": sum(each.numel() for each in found.values()), "trainable": sum(trainable)}

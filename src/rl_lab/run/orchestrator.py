@@ -119,7 +119,7 @@ class Orchestrator:
                 if (rows := result.trajectory) is not None:
                     guard.check_data(rows)
                     buffer.add(rows)
-                    self.workflow.absorb(rows)
+                    self.workflow.track_statistics(rows)
                 self.counters.env_steps += (steps := result.steps)
                 self.counters.episodes += result.episodes
                 self.note(numbers_of(result.metrics, "collect"))

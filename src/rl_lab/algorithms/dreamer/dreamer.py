@@ -35,7 +35,7 @@ from rl_lab.algorithms.dreamer.world_learning import (
 )
 from rl_lab.algorithms.dreamer.world_learning import require_not_negative as not_negative
 from rl_lab.algorithms.dreamer.world_model import Scalar, WorldModel
-from rl_lab.algorithms.earning import averages, require_positive
+from rl_lab.algorithms.replay import averages, require_positive
 from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.batch import (
     ACTION_MASK,

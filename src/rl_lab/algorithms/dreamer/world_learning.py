@@ -12,7 +12,8 @@ from rl_lab.algorithms.dreamer.imagination import CONTINUES, SEEN, foresight_pic
 from rl_lab.algorithms.dreamer.rssm import State
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
 from rl_lab.algorithms.dreamer.world_model import WorldModel
-from rl_lab.algorithms.earning import LONGEST, EarningConfig, EarningWorkflow, window_problems
+from rl_lab.algorithms.earning import EarningWorkflow
+from rl_lab.algorithms.replay import LONGEST, ReplayConfig, window_problems
 from rl_lab.core.actions import as_vector
 from rl_lab.core.batch import ACTION, INDEX, LATENT, OBS, PREVIOUS_ACTION, RESET, REWARD, Batch
 from rl_lab.core.errors import UserError
@@ -45,7 +46,7 @@ BELIEF = ("deter", "stoch")  # of a state: where the model thinks it is
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldConfig(WorldModelConfig, EarningConfig):
+class WorldConfig(WorldModelConfig, ReplayConfig):
     """A world model, and when it learns. Any float may be a schedule."""
 
     batch_size: int = option(8, "sequences of one gradient step")
@@ -57,7 +58,7 @@ class WorldConfig(WorldModelConfig, EarningConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
         WorldModelConfig.__post_init__(self)
-        EarningConfig.__post_init__(self)
+        ReplayConfig.__post_init__(self)
         if self.batch_length < 2:
             raise ValueError(f"batch_length must be at least 2, got {self.batch_length}")
         if self.optimizer.accumulate > 1:

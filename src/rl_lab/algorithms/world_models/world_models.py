@@ -25,13 +25,8 @@ from torch import Tensor
 from rl_lab.algorithms.base import LearnsFrom, Optimized, Roles
 from rl_lab.algorithms.dreamer.imagination import CONTINUES
 from rl_lab.algorithms.dreamer.world_learning import FRAME_PARTS, open_loop, wanted_dream
-from rl_lab.algorithms.earning import (
-    EarningConfig,
-    EarningWorkflow,
-    averages,
-    require_positive,
-    window_problems,
-)
+from rl_lab.algorithms.earning import EarningWorkflow
+from rl_lab.algorithms.replay import ReplayConfig, averages, require_positive, window_problems
 from rl_lab.algorithms.world_models.candidates import (
     LATENT,
     Squash,
@@ -80,7 +75,7 @@ _PIECE = 1024  # frames that are encoded at once: a long window of large images 
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldModelsConfig(EarningConfig):
+class WorldModelsConfig(ReplayConfig):
     """Hyperparameters of World Models. Any float may be a schedule.
 
     Networks, rates and V's batches have the paper's sizes. The windows of M, the population and the

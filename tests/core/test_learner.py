@@ -3,20 +3,21 @@ import torch
 from torch import nn
 
 from rl_lab.core.errors import NonFiniteError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+from rl_lab.core.learner import Learner
+from rl_lab.core.optim import OptimizerConfig
 
 INF = torch.tensor(float("inf"))
 
 
 def regression(module, rows, target):
     error = (module(rows) - target).square().mean()
-    return error, {"error": error}
+    return error, {"error": error}, {}
 
 
 def make(config=None, **options):
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    return module, FlatOptimizer(module, regression, config or OptimizerConfig(), **options)
+    return module, Learner(module, regression, config or OptimizerConfig(), **options)
 
 
 def data():
@@ -29,13 +30,13 @@ def data():
 )
 def test_equals_torch(name, theirs):
     settings = OptimizerConfig(name=name, weight_decay=0.01, eps=1e-8)
-    module, optimizer = make(settings)
+    module, learner = make(settings)
     torch.manual_seed(0)
     twin = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     reference = theirs(twin.parameters(), lr=1e-2, eps=1e-8, weight_decay=0.01)
     rows, target = data()
     for _ in range(20):
-        optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+        learner.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
         reference.zero_grad()
         regression(twin, rows, target)[0].backward()
         reference.step()
@@ -50,89 +51,90 @@ def test_the_gradient_is_clipped_to_its_norm_and_reported_before_that(name, shar
     _, free = make(OptimizerConfig(name=name))
     _, tight = make(OptimizerConfig(name=name))
     rate = torch.tensor(1e-2)
-    norm = free.step(rows, 100 * target, learning_rate=rate, max_grad_norm=INF)["grad_norm"]
-    metrics = tight.step(rows, 100 * target, learning_rate=rate, max_grad_norm=torch.tensor(0.5))
-    assert metrics["grad_norm"] == norm > 0.5
+    norm = free.step(rows, 100 * target, learning_rate=rate, max_grad_norm=INF).grad_norm
+    update = tight.step(rows, 100 * target, learning_rate=rate, max_grad_norm=torch.tensor(0.5))
+    assert update.grad_norm == norm > 0.5
     # the first moment is (1 - beta1) * clipped gradient, that of sgd the clipped gradient
     assert tight.state.first.norm().item() == pytest.approx(share * 0.5, rel=1e-4)
 
 
 def test_the_module_reads_the_flat_vector():
-    module, optimizer = make()
-    optimizer.state.flat.zero_()
+    module, learner = make()
+    learner.state.flat.zero_()
     assert all((parameter == 0).all() for parameter in module.parameters())
     rows, target = data()
-    optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+    learner.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
     moved = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
-    assert torch.equal(moved, optimizer.state.flat)
+    assert torch.equal(moved, learner.state.flat)
     assert moved.abs().sum() > 0
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "laprop"])
 def test_a_bad_number_changes_nothing_and_is_remembered(name):
-    _, optimizer = make(OptimizerConfig(name=name))
+    _, learner = make(OptimizerConfig(name=name))
     rows, target = data()
     step = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": INF}
-    optimizer.step(rows, target, **step)
-    before = optimizer.snapshot()
-    optimizer.step(rows, target * float("nan"), **step)
-    optimizer.step(rows, target, **step)  # good again, but the run must stop where it broke
-    for ours, saved in zip(optimizer.state[:4], before[:4], strict=True):
+    learner.step(rows, target, **step)
+    before = learner.snapshot()[0]
+    learner.step(rows, target * float("nan"), **step)
+    learner.step(rows, target, **step)  # good again, but the run must stop where it broke
+    for ours, saved in zip(learner.state[:4], before[:4], strict=True):
         assert torch.equal(ours, saved)
     with pytest.raises(NonFiniteError, match="no weight changed"):
-        optimizer.check("test")
+        learner.check("test")
 
 
 def test_a_bad_gradient_of_a_good_loss_is_found():
     def root(module, rows):
         loss = (0.0 * module(rows)).abs().sqrt().sum()  # 0 with a slope that is not a number
-        return loss, {}
+        return loss, {}, {}
 
     module = nn.Linear(3, 1)
-    optimizer = FlatOptimizer(module, root, OptimizerConfig())
-    before = optimizer.snapshot()
+    learner = Learner(module, root, OptimizerConfig())
+    before = learner.snapshot()[0]
     rate = torch.tensor(1e-2)
-    metrics = optimizer.step(data()[0], learning_rate=rate, max_grad_norm=INF)
-    assert metrics["loss"] == 0.0
-    assert torch.equal(optimizer.state.flat, before.flat)
+    update = learner.step(data()[0], learning_rate=rate, max_grad_norm=INF)
+    assert update.loss == 0.0
+    assert torch.equal(learner.state.flat, before.flat)
     with pytest.raises(NonFiniteError):
-        optimizer.check("test")
+        learner.check("test")
 
 
 def test_learning_rates_by_pattern():
-    module, optimizer = make(rate_patterns={"2.*": 0.0})
+    module, learner = make(rate_patterns={"2.*": 0.0})
     rows, target = data()
     before = [parameter.clone() for parameter in module.parameters()]
-    rates = optimizer.rates(1e-2, {"2.*": 0.0})
-    optimizer.step(rows, target, learning_rate=rates, max_grad_norm=INF)
+    rates = learner.rates(1e-2, {"2.*": 0.0})
+    learner.step(rows, target, learning_rate=rates, max_grad_norm=INF)
     moved = [not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True)]
     assert moved == [True, True, False, False]
 
 
 def test_state_goes_by_parameter_name():
-    _, optimizer = make()
+    _, learner = make()
     rows, target = data()
     for _ in range(3):
-        optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+        learner.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
     _, other = make()
-    other.load_state_dict(optimizer.state_dict())
-    assert torch.equal(other.state.second, optimizer.state.second)
+    other.load_state_dict(learner.state_dict())
+    assert torch.equal(other.state.second, learner.state.second)
     assert other.state.updates == 3
-    state = optimizer.state_dict()
-    state["first"] = {f"x.{name}": value for name, value in state["first"].items()}
+    state = learner.state_dict()
+    moments = state["optimizer"]
+    moments["first"] = {f"x.{name}": value for name, value in moments["first"].items()}
     with pytest.raises(AssertionError, match="another network"):
         other.load_state_dict(state)
 
 
 def test_gradient_norms_per_part():
-    _, optimizer = make()
+    _, learner = make()
     rows, target = data()
     rate = torch.tensor(1e-2)
-    metrics = optimizer.step(rows, target, learning_rate=rate, max_grad_norm=INF)
-    norms = optimizer.gradient_norms(metrics["gradient"])
+    update = learner.step(rows, target, learning_rate=rate, max_grad_norm=INF)
+    norms = learner.gradient_norms(update.gradient)
     assert set(norms) == {"grad_norm/0", "grad_norm/2"}
     total = sum(norm.square() for norm in norms.values()).sqrt()
-    torch.testing.assert_close(total, metrics["grad_norm"])
+    torch.testing.assert_close(total, update.grad_norm)
 
 
 @pytest.mark.parametrize("settings", [{"beta1": 1.0}, {"beta2": -0.1}, {"eps": 0.0}])
@@ -142,15 +144,15 @@ def test_impossible_settings_are_refused(settings):
 
 
 def test_a_good_state_that_is_loaded_learns_again():
-    _, optimizer = make()
+    _, learner = make()
     rows, target = data()
     step = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": INF}
-    good = optimizer.state_dict()
-    optimizer.step(rows, target * float("nan"), **step)
-    optimizer.load_state_dict(good)
-    before = optimizer.state.flat.clone()
-    optimizer.step(rows, target, **step)
-    assert not torch.equal(optimizer.state.flat, before)
+    good = learner.state_dict()
+    learner.step(rows, target * float("nan"), **step)
+    learner.load_state_dict(good)
+    before = learner.state.flat.clone()
+    learner.step(rows, target, **step)
+    assert not torch.equal(learner.state.flat, before)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +163,13 @@ def test_a_good_state_that_is_loaded_learns_again():
     ],
 )
 def test_the_others_equal_torch_too(name, theirs, options):
-    module, optimizer = make(OptimizerConfig(name=name, weight_decay=0.01, beta2=0.99))
+    module, learner = make(OptimizerConfig(name=name, weight_decay=0.01, beta2=0.99))
     torch.manual_seed(0)
     twin = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     reference = theirs(twin.parameters(), lr=1e-2, weight_decay=0.01, **options)
     rows, target = data()
     for _ in range(20):
-        optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+        learner.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
         reference.zero_grad()
         regression(twin, rows, target)[0].backward()
         reference.step()
@@ -184,15 +186,15 @@ def test_pieces_of_a_batch_make_the_same_step(count, functional):
     whole, split = make()[1], make(OptimizerConfig(accumulate=count))[1]
     if functional:  # what a compiler is given, run as it is
         rest = (step["learning_rate"], step["max_grad_norm"], (), {})
-        new, told = split._functional_update(split.state, split._full(), (rows, target), *rest)
+        new, found = split._pure_step(*split._moving((rows, target)), *rest)
     else:
-        told = split.step(rows, target, **step)
+        found = split.step(rows, target, **step)
         new = split.state
     expected = whole.step(rows, target, **step)
     torch.testing.assert_close(new.flat, whole.state.flat, atol=1e-6, rtol=0)
     torch.testing.assert_close(new.first, whole.state.first, atol=1e-6, rtol=0)
-    for name in ("loss", "error", "grad_norm"):
-        torch.testing.assert_close(told[name], expected[name], atol=1e-6, rtol=0)
+    for ours, theirs in zip(found[:3], expected[:3], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
 def test_only_what_has_the_rows_of_the_first_argument_is_cut():
@@ -200,33 +202,32 @@ def test_only_what_has_the_rows_of_the_first_argument_is_cut():
 
     def loss(module, batch, weights, factor, last):
         seen.append((batch["x"].shape[0], weights.shape[0], factor.dim(), last.shape[0]))
-        return (module(batch["x"]).squeeze(-1) * weights).mean() * factor, {}
+        return (module(batch["x"]).squeeze(-1) * weights).mean() * factor, {}, {}
 
     module = nn.Linear(3, 1)
-    optimizer = FlatOptimizer(module, loss, OptimizerConfig(accumulate=4))
+    learner = Learner(module, loss, OptimizerConfig(accumulate=4))
     step = {"learning_rate": torch.tensor(1e-2), "max_grad_norm": INF}
-    learn = optimizer.on(torch.ones(16), **step)  # what all minibatches share is not cut
+    learn = learner.steps(torch.ones(16), **step)  # what all minibatches share is not cut
     learn({"x": data()[0]}, torch.ones(16), torch.tensor(2.0))
     assert seen == [(4, 4, 0, 16)] * 4
 
 
 def test_a_bad_piece_is_a_bad_batch():
-    optimizer = make(OptimizerConfig(accumulate=4))[1]
+    learner = make(OptimizerConfig(accumulate=4))[1]
     rows, target = data()
     target[5] = float("nan")
-    before = optimizer.snapshot()
-    optimizer.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
-    assert torch.equal(optimizer.state.flat, before.flat)
+    before = learner.snapshot()[0]
+    learner.step(rows, target, learning_rate=torch.tensor(1e-2), max_grad_norm=INF)
+    assert torch.equal(learner.state.flat, before.flat)
     with pytest.raises(NonFiniteError):
-        optimizer.check("test")
+        learner.check("test")
 
 
-def test_two_optimisers_may_share_a_module():
+def test_two_learners_may_share_a_module():
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
     first, last = (
-        FlatOptimizer(module, regression, OptimizerConfig(), only=[pattern])
-        for pattern in ("0.*", "2.*")
+        Learner(module, regression, OptimizerConfig(), only=[pattern]) for pattern in ("0.*", "2.*")
     )
     assert (first.names, last.names) == (["0.weight", "0.bias"], ["2.weight", "2.bias"])
     rows, target = data()
@@ -241,12 +242,12 @@ def test_numbers_of_rows_are_put_together_again():
 
     def loss(module, rows):
         error = module(rows).squeeze(-1)
-        return error.square().mean(), {"error": error, "mean": error.mean()}
+        return error.square().mean(), {"mean": error.mean()}, {"error": error}
 
     config = OptimizerConfig(accumulate=3)
     limits = {"learning_rate": torch.tensor(0.0), "max_grad_norm": torch.tensor(1e9)}
     rows = torch.arange(20.0).unsqueeze(1)
-    found = FlatOptimizer(model, loss, config).step(rows, **limits)
+    found = Learner(model, loss, config).step(rows, **limits)
     expected = model(rows).squeeze(-1).detach()
-    assert torch.allclose(found["error"], expected)
-    assert torch.allclose(found["mean"], expected.mean())
+    assert torch.allclose(found.aux["error"], expected)
+    assert torch.allclose(found.metrics["mean"], expected.mean())
