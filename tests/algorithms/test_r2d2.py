@@ -183,7 +183,7 @@ def test_the_loss_of_windows_row_by_row(double, masked):
         for each in target.parameters():
             each.mul_(-0.7)
     start = {"hidden": torch.randn(3, 4, generator=torch.Generator().manual_seed(5))}
-    loss, metrics = r2d2_loss(
+    loss, metrics, _ = r2d2_loss(
         network, rows, start, target, torch.tensor(0.9), **{**LOSS, "double": double}
     )
     seen = (rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
@@ -236,7 +236,7 @@ def test_warming_up_moves_the_memory_and_is_not_learned():
 def test_windows_in_which_nothing_is_learned_change_nothing():
     network, rows = model(), windows()
     rows[BURN_IN][:] = True
-    loss, _ = r2d2_loss(network, rows, network.initial_state(3), network, torch.tensor(0.9), **LOSS)
+    loss, *_ = r2d2_loss(network, rows, network.initial_state(3), network, torch.tensor(0.9), **LOSS)
     loss.backward()
     assert loss.item() == 0 and all((each.grad == 0).all() for each in network.parameters())
 
@@ -296,13 +296,13 @@ def test_learning_begins_with_the_stored_state(tiny):
     orchestrator = tiny("CartPole-v1:r2d2_gru", *SMALL)
     play(orchestrator, 256)
     workflow = orchestrator.workflow
-    rows = picked(orchestrator.buffers["replay"].sequences(4, 8), 0)
-    saved, losses = workflow.learned_state(), []
-    for latent in (rows[LATENT], rows[LATENT] + 1, torch.zeros(4, 8), None):
-        own = {name: each for name, each in rows.items() if name != LATENT}
+    batch = orchestrator.buffers["replay"].sequences(4, 8)
+    saved, losses = workflow.learner.snapshot(), []
+    for latent in (batch[LATENT], batch[LATENT] + 1, torch.zeros(1, 4, 8), None):
+        own = {name: each for name, each in batch.items() if name not in (LATENT, INDEX)}
         own |= {} if latent is None else {LATENT: latent}
-        losses.append(float(workflow.learn(own, workflow.config)["loss"]))
-        workflow.restore_learned(saved)
+        losses.append(float(workflow.update(own, phase={**PHASE, "type": "offline"})["loss"]))
+        workflow.learner.restore(saved)
     assert len(set(losses)) == 3 and losses[2] == losses[3]
 
 
@@ -333,11 +333,11 @@ def test_the_target_is_copied_when_it_is_time(tiny):
     workflow, buffer = orchestrator.workflow, orchestrator.buffers["replay"]
     moved = []
     for _ in range(6):
-        before = workflow.target.flat.clone()
+        before = workflow.learner.target_flat.clone()
         workflow.update(buffer.sequences(4, 8), phase={**PHASE, "type": "offline"})
-        moved.append(not torch.equal(before, workflow.target.flat))
-        same = torch.equal(workflow.target.flat, workflow.optimizer.state.flat)
-        assert same == moved[-1] == (workflow.gradient_steps % 3 == 0)
+        moved.append(not torch.equal(before, workflow.learner.target_flat))
+        same = torch.equal(workflow.learner.target_flat, workflow.learner.state.flat)
+        assert same == moved[-1] == (workflow.budget.steps % 3 == 0)
     assert sum(moved) == 2
 
 
@@ -348,14 +348,14 @@ def test_a_bad_number_undoes_the_whole_update(tiny):
     batch = buffer.sequences(4, 8, 2)
     batch[REWARD][1] = torch.nan
     flat, slow, steps = (
-        workflow.optimizer.state.flat.clone(),
-        workflow.target.flat.clone(),
-        workflow.gradient_steps,
+        workflow.learner.state.flat.clone(),
+        workflow.learner.target_flat.clone(),
+        workflow.budget.steps,
     )
     with pytest.raises(NonFiniteError):
         workflow.update(batch, phase={**PHASE, "type": "offline"})
-    assert torch.equal(workflow.optimizer.state.flat, flat)
-    assert torch.equal(workflow.target.flat, slow) and workflow.gradient_steps == steps
+    assert torch.equal(workflow.learner.state.flat, flat)
+    assert torch.equal(workflow.learner.target_flat, slow) and workflow.budget.steps == steps
 
 
 def test_compiled_and_eager_learn_the_same(tiny, interpreted):
@@ -363,8 +363,8 @@ def test_compiled_and_eager_learn_the_same(tiny, interpreted):
     for compiled in ("off", "on"):
         orchestrator = tiny("CartPole-v1:r2d2_lstm", *SMALL, f"compute.compile={compiled}")
         play(orchestrator, 512)
-        assert orchestrator.workflow.gradient_steps > 5
-        learned.append(orchestrator.workflow.optimizer.state.flat)
+        assert orchestrator.workflow.budget.steps > 5
+        learned.append(orchestrator.workflow.learner.state.flat)
     assert interpreted == ["the update"]
     torch.testing.assert_close(*learned, atol=1e-5, rtol=1e-4)
 
@@ -373,7 +373,7 @@ def test_observations_are_normalised_by_the_same_statistics(tiny):
     orchestrator = tiny("CartPole-v1:r2d2_gru", *SMALL, "environment.normalize_obs=true")
     play(orchestrator, 256)
     workflow = orchestrator.workflow
-    pairs = zip(workflow.model.buffers(), workflow.target.module.buffers(), strict=True)
+    pairs = zip(workflow.model.buffers(), workflow.learner.target.buffers(), strict=True)
     assert all(torch.equal(own, other) for own, other in pairs)
     assert not torch.equal(workflow.model.normalizer.scale, torch.ones(4))
 

@@ -13,25 +13,33 @@ after a replayed window takes the place of the one that was stored there.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from rl_lab.algorithms.base import LearnsFrom
-from rl_lab.algorithms.dqn import DEFAULT_EPSILON, EPSILON, chosen_value, epsilon_entropy
-from rl_lab.algorithms.earning import EarningWorkflow
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.dqn import (
+    DEFAULT_EPSILON,
+    EPSILON,
+    LEARNER_NAMES,
+    chosen_value,
+    epsilon_entropy,
+)
 from rl_lab.algorithms.replay import (
+    BUDGET_NAMES,
     LONGEST,
     ReplayConfig,
     averages,
+    minibatches,
     require_chances,
     require_positive,
+    step_sizes,
     window_problems,
 )
-from rl_lab.core.actions import as_vector, random_action
+from rl_lab.core.actions import RandomActions, as_vector, random_action
 from rl_lab.core.batch import (
     BURN_IN,
     INDEX,
@@ -47,16 +55,16 @@ from rl_lab.core.batch import (
     CollectResult,
     Metrics,
 )
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer, scalar
+from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import multi_step_return
 from rl_lab.core.schedule import at
 from rl_lab.core.spec import Discrete
-from rl_lab.core.target import Frozen, Target, network
-from rl_lab.core.tree import as_arrays, picked
+from rl_lab.core.tree import as_arrays
 from rl_lab.core.value_distributions import of_action
 from rl_lab.networks.normalizer import normalize_mode
 from rl_lab.networks.recurrent_q import RecurrentQNetwork, State, packed, unpacked
@@ -165,20 +173,23 @@ def r2d2_loss(
     model: RecurrentQNetwork,
     rows: Batch,
     start: State,
-    frozen: Frozen,
+    target_network: RecurrentQNetwork,
     gamma: Tensor,
     *,
     n_step: int,
     double: bool,
     rescale: bool,
     huber: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of windows [T, B, …] whose memories begin in `start` [B, …], and where they end."""
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The loss of windows [T, B, …] whose memories begin in `start` [B, …].
+
+    `aux` has the states in which they end.
+    """
     seen = (rows[OBS], rows[PREVIOUS_ACTION], start, rows[RESET])
     values, after = model(*seen)
     taken = of_action(values[:-1].flatten(0, 1), rows[PREVIOUS_ACTION][1:].flatten())
     with torch.no_grad():
-        judge, _ = network(frozen, model)(*seen)
+        judge, _ = target_network(*seen)
         mask = model.mask(rows[OBS])
         choice = (values if double else judge).flatten(0, 1)
         legal = None if mask is None else mask.flatten(0, 1)
@@ -189,22 +200,25 @@ def r2d2_loss(
     loss = smooth_l1_loss(taken, target, reduction="none") if huber else 0.5 * (taken - target) ** 2
     with torch.no_grad():
         low, high = torch.aminmax(values[:-1].flatten(0, 1), dim=-1)
-        told = torch.stack([taken, high, low, target])
-        told = restored(told) if rescale else told
-        told[2] = told[1] - told[2]
-        means = (torch.cat([told, (target - taken).abs()[None]]) * weight).sum(-1).unbind()
+        values_of = torch.stack([taken, high, low, target])
+        values_of = restored(values_of) if rescale else values_of
+        values_of[2] = values_of[1] - values_of[2]
+        means = (torch.cat([values_of, (target - taken).abs()[None]]) * weight).sum(-1).unbind()
     names = ("q_mean", "q_max", "q_spread", "target", "td_error")
     states = {LATENT: packed(after).detach()} if after else {}
-    return (loss * weight).sum(), {**dict(zip(names, means, strict=True)), **states}
+    return (loss * weight).sum(), dict(zip(names, means, strict=True)), states
 
 
-class R2D2(EarningWorkflow):
-    """R2D2: recurrent DQN; off-policy, prioritized replay of sequences with burn-in."""
+class R2D2(Algorithm):
+    """R2D2: recurrent DQN; off-policy, replay of sequences with burn-in."""
 
     actions: ClassVar[str] = "discrete"
 
     Config: ClassVar[type | None] = R2D2Config
     learns_from: ClassVar[LearnsFrom] = "sequences"
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     defaults: ClassVar[Mapping[str, Any]] = {
         "buffers": {"replay": {"type": "sequence", "latents": True, "burn_in": 10}},
         "network": {
@@ -216,7 +230,7 @@ class R2D2(EarningWorkflow):
     config: R2D2Config
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build both networks, the optimiser, and the stream of random numbers."""
+        """Build the network with its target, and bind the stream of random numbers."""
         super().initialize(context)
         run, config, self.space = context.config, self.config, context.spec.action
         if not isinstance(self.space, Discrete):
@@ -225,10 +239,7 @@ class R2D2(EarningWorkflow):
                 f"r2d2 needs Discrete actions, '{context.spec.id}' has {kind}: use ppo_lstm"
             )
         mode = normalize_mode(run.environment.normalize_obs)
-        self.model = RecurrentQNetwork(run.network, context.spec, mode, dueling=config.dueling)
-        self.model.to(context.device)
-        self.normalizes = mode == "running"
-        self.target = Target(self.model)
+        model = RecurrentQNetwork(run.network, context.spec, mode, dueling=config.dueling)
         loss = partial(
             r2d2_loss,
             n_step=config.n_step,
@@ -236,12 +247,26 @@ class R2D2(EarningWorkflow):
             rescale=config.rescale,
             huber=config.huber,
         )
-        compiled = run.compute.compile == "on"
-        self.optimizer = FlatOptimizer(self.model, loss, config.optimizer, compile=compiled)
+        self.learner = Learner(
+            model.to(context.device),
+            loss,
+            config.optimizer,
+            compile=run.compute.compile == "on",
+            target=True,
+        )
+        self.normalizes = mode == "running"
+        self.budget = UpdateBudget(config.learning_starts)
+        self.collect_steps = config.train_every
+        self.random_actions = RandomActions(self.space, context.rng.numpy("warm_up"))
         self.epsilon = at(config, 0).epsilon
         wanted = any(getattr(each, "latents", False) for each in run.buffers.values())
         self.keeps = wanted and bool(self.model.initial_state(1))
         self.explore_rng = context.rng.numpy("exploration")
+
+    @property
+    def model(self) -> RecurrentQNetwork:
+        """The network that is trained and acts."""
+        return cast(RecurrentQNetwork, self.learner.module)
 
     # ------------------------------------------------------------------------------------- acting
 
@@ -251,19 +276,20 @@ class R2D2(EarningWorkflow):
         return {MEMORY: self.model.initial_state(batch), PREVIOUS: previous}
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
-        """Interact with the epsilon of this step."""
+        """Random actions until `learning_starts`, then epsilon-greedy ones."""
         self.epsilon = at(self.config, step).epsilon
-        return super().collect_step(step, phase=phase)
+        random = step < self.config.learning_starts
+        return self.collect(self.random_actions if random else self.act, phase)
 
     def track_statistics(self, trajectory: Batch) -> None:
-        """Observation statistics take each fresh frame once; the target sees by the same ones."""
+        """Count each new frame in the observation statistics; the target network shares them."""
         if self.normalizes:
             self.model.normalizer.update_statistics(as_arrays(trajectory[OBS]))
-            self.target.copy_buffers(self.model)
+            self.learner.copy_buffers()
 
     @torch.no_grad()
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        """The best action by all that was seen; with a chance of epsilon any."""
+        """The best action by all that was seen; or with probability epsilon a random one."""
         values, memory = self.model.step(obs, state[PREVIOUS], state[MEMORY])
         mask = self.model.mask(obs)
         action = (values if mask is None else masked(values, mask)).argmax(-1)
@@ -279,48 +305,41 @@ class R2D2(EarningWorkflow):
     # ----------------------------------------------------------------------------------- learning
 
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
-        """Sequences for all gradient steps that are due, [K, T, B, …]."""
+        """Sequences [K, T, B, …] for all gradient steps that are due."""
         now = at(self.config, phase["step"])
-        due = self.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
+        ready = buffer.ready(now.batch_length)
+        due = self.budget.due(phase, now.replay_ratio, ready=ready)
         if due == 0:
             return None
         found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
         return {name: found[name] for name in (*SEEN, LATENT, INDEX) if name in found}
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """One gradient step per batch of sequences. On a bad number all is as it was before."""
-        now, count = at(self.config, phase["step"]), len(batch[RESET])
-        steps = self.take_steps(count, lambda index: self.learn(picked(batch, index), now))
-        states = [each.pop(LATENT, None) for each in steps]
-        if INDEX in batch and states[0] is not None:
-            buffer: Any = self.context.buffers[phase["buffer"] or next(iter(self.context.buffers))]
+        """One gradient step per batch of sequences; the target moves every `target_every` steps."""
+        now, device = at(self.config, phase["step"]), self.context.device
+        sizes = step_sizes(now.learning_rate, now.max_grad_norm, device)
+        gamma = scalar(now.gamma, device)
+        steps, states = [], []
+        with all_or_nothing("R2D2 update", q_network=self.learner, budget=self.budget):
+            for rows in minibatches(batch, self.budget, phase, now.replay_ratio):
+                seen = {name: rows[name] for name in SEEN if name in rows}
+                start = self.model.initial_state(rows[RESET].shape[1])
+                if LATENT in rows:
+                    start = unpacked(rows[LATENT], start)
+                step = self.learner.step(seen, start, self.learner.target, gamma, **sizes)
+                if self.budget.steps % now.target_every == 0:
+                    self.learner.follow(now.target_rate)
+                steps.append({**step.metrics, "loss": step.loss, "grad_norm": step.grad_norm})
+                states += [step.aux[LATENT]] if LATENT in step.aux else []
+        if INDEX in batch and states:  # later windows begin in fresher states
+            buffer: Any = self.context.buffer(phase)
             buffer.store_latents(batch[INDEX][:, -1], torch.stack(states))
-        self.spend(count, phase, now.replay_ratio)
-        return {**averages(steps), "gradient_steps": self.gradient_steps}
-
-    def learn(self, rows: Batch, now: R2D2Config) -> Metrics:
-        """One gradient step on sequences [T, B, …], and the target's move if it is time."""
-        start = self.model.initial_state(rows[RESET].shape[1])
-        if LATENT in rows:
-            start = unpacked(rows[LATENT], start)
-        compiled = self.context.config.compute.compile == "on"
-        frozen: Frozen = self.target.flat if compiled else self.target.module
-        gamma = scalar(now.gamma, self.context.device)
-        seen = {name: rows[name] for name in SEEN if name in rows}
-        metrics = self.optimizer.step(
-            seen, start, frozen, gamma, **self.rates(now.learning_rate, now)
-        )
-        if self.gradient_steps % now.target_every == 0:
-            self.target.follow(self.optimizer.state.flat, now.target_rate)
-        del metrics["gradient"]
-        metrics |= {EPSILON: self.epsilon, "learning_rate": now.learning_rate}
-        mask = self.model.mask(rows[OBS])
-        return {**metrics, "entropy": epsilon_entropy(self.epsilon, self.model.actions, mask)}
-
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """One."""
-        return {"values": self.optimizer}
-
-    def slow(self) -> list[Tensor]:
-        """The target network."""
-        return [self.target.flat]
+        return {
+            **averages(steps),
+            EPSILON: self.epsilon,
+            "learning_rate": now.learning_rate,
+            "entropy": epsilon_entropy(
+                self.epsilon, self.model.actions, self.model.mask(batch[OBS])
+            ),
+            "gradient_steps": self.budget.steps,
+        }
