@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -105,7 +106,8 @@ def test_the_first_ratio_is_one(tiny, memory, env, forward):
     orchestrator = tiny(f"{env}:ppo_none", *overrides)
     workflow = orchestrator.workflow
     if forward == "torch":
-        workflow.fast = None
+        workflow.policy = replace(workflow.policy, numpy=None)
+        workflow.acts_on_arrays = False
     for update in range(3):
         metrics = workflow.update(rollout(orchestrator), phase=PHASE)
         assert metrics["ratio_error"].item() < 1e-5
@@ -144,7 +146,7 @@ def test_the_objective_is_the_sum_of_its_parts(tiny):
         "entropy_coefficient": torch.tensor(0.1),
     }
     with torch.no_grad():
-        loss, parts = ppo_loss(
+        loss, parts, _ = ppo_loss(
             workflow.model, torch.arange(len(rows[OBS])), rows, hyper, normalize_batch=True
         )
         policy, _ = workflow.model(rows[OBS], rows[STATE], None)
@@ -294,9 +296,9 @@ def test_scheduled_hyperparameters_reach_the_update(tiny):
     metrics = orchestrator.workflow.update(batch, phase={**PHASE, "step": 512})
     assert metrics["learning_rate"] == pytest.approx(5e-4)  # half of 1,024 steps
     assert metrics["clip_range"] == pytest.approx(0.2)
-    before = orchestrator.workflow.optimizer.state.flat.clone()
+    before = orchestrator.workflow.learner.state.flat.clone()
     orchestrator.workflow.update(batch, phase={**PHASE, "step": 1024})  # the rate is 0 now
-    assert torch.equal(before, orchestrator.workflow.optimizer.state.flat)
+    assert torch.equal(before, orchestrator.workflow.learner.state.flat)
 
 
 @pytest.mark.parametrize(
@@ -354,7 +356,7 @@ def test_compiled_and_eager_updates_agree(memory, tiny):
         orchestrator = tiny("CartPole-v1:ppo_none", f"compute.compile={mode}", *overrides)
         workflow = orchestrator.workflow
         workflow.update(rollout(orchestrator), phase=PHASE)
-        states[mode] = workflow.optimizer.state.flat.clone()
+        states[mode] = workflow.learner.state.flat.clone()
     assert (states["on"] - states["off"]).abs().max() < 1e-5
     assert (states["on"] != 0).any()
 
@@ -381,9 +383,9 @@ def test_a_gaussian_policy_reports_its_deviation(tiny):
     after = workflow.model.actor.log_std
     assert metrics["log_std"].item() == after.item() != -1  # of the policy that acts from now on
     after.data = torch.tensor([-3.0, 1.0, 0.5])  # of an action of three dimensions
-    told = {name: value.item() for name, value in workflow.deviations().items()}
+    told = {name: value.item() for name, value in workflow.policy.log_std().items()}
     assert told == {"log_std": -0.5, "log_std_min": -3.0, "log_std_max": 1.0}
-    assert not any(value.requires_grad for value in workflow.deviations().values())
+    assert not any(value.requires_grad for value in workflow.policy.log_std().values())
     discrete = tiny("CartPole-v1:ppo_none")
     assert "log_std" not in discrete.workflow.update(rollout(discrete), phase=PHASE)
 

@@ -294,7 +294,7 @@ def test_the_baselines_loss_never_reaches_the_policy(tiny):
     before = {name: weight.clone() for name, weight in workflow.model.named_parameters()}
     metrics = workflow.update(collect(orchestrator)[0], phase={**PHASE, "step": 1024})
     assert moved(workflow.model, before) == {"critic"}
-    assert workflow.baseline.state.updates == 20 and workflow.optimizer.state.updates == 1
+    assert workflow.baseline.state.updates == 20 and workflow.learner.state.updates == 1
     assert metrics["value_loss"] < 10.0
 
 

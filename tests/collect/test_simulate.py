@@ -76,7 +76,7 @@ class World:
     def __init__(self, tiny: Any, id: str, seed: int = 3) -> None:
         self.ppo = tiny(f"{id}:ppo_none", f"environment.num_envs={COUNT}").workflow
         generator = torch.Generator().manual_seed(0)
-        self.ppo.optimizer.state.flat.normal_(generator=generator).mul_(0.7)
+        self.ppo.learner.state.flat.normal_(generator=generator).mul_(0.7)
         self.vector = ClassicVector(id, range(seed, seed + COUNT), max_steps=LIMIT)
         self.collector = RolloutCollector(self.vector, simulation=Simulation(self.vector))
 
@@ -189,7 +189,7 @@ def test_actions_and_log_probs_are_the_policys(tiny: Any, programs: Any, id: str
     world = World(tiny, id)
     for scale in (1.0, 0.3):  # weights that have moved are used by the same program
         with torch.no_grad():
-            world.ppo.optimizer.state.flat.mul_(scale)
+            world.ppo.learner.state.flat.mul_(scale)
         noise_before = world.ppo.action_rng.get_state()
         rows = world.collect(24).trajectory
         with torch.no_grad():

@@ -51,8 +51,8 @@ class Injection:
         if place in ("obs", "reward"):
             run.environment.step = self.around(run.environment.step, self.in_step)
         elif place == "gradient":
-            optimizer = run.workflow.optimizer
-            optimizer._finish = self.before(optimizer._finish, self.in_gradient)
+            learner = run.workflow.learner
+            learner._apply = self.before(learner._apply, self.in_gradient)
         elif place == "loss":
             run.hooks["update"] = self.before(run.hooks["update"], self.in_batch)
         else:
@@ -86,10 +86,10 @@ class Injection:
             self.spoil(batch["reward"])
         return (batch,)
 
-    def in_gradient(self, state, rate, limit, found, *rest):
+    def in_gradient(self, state, found, *rest):
         if self.due():
-            self.spoil(found[0])  # the gradient
-        return (state, rate, limit, found, *rest)
+            self.spoil(found.gradient)
+        return (state, found, *rest)
 
     def in_state(self, action):
         if self.due():
@@ -97,8 +97,8 @@ class Injection:
             moments = workflow.model.normalizer.moments
             self.spoil(
                 {
-                    "weight": workflow.optimizer.state.flat,
-                    "moment": workflow.optimizer.state.first,
+                    "weight": workflow.learner.state.flat,
+                    "moment": workflow.learner.state.first,
                     "statistic": torch.from_numpy(moments.mean),
                 }[self.place]
             )

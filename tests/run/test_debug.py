@@ -147,15 +147,14 @@ def test_debug_changes_nothing_of_the_run(tmp_path):
 def test_debug_names_the_parameter_whose_gradient_is_bad(tiny):
     orchestrator = tiny()
     debug.watch_weights(orchestrator)
-    optimizer = orchestrator.workflow.optimizer
-    real, where = optimizer._finish, optimizer.names.index("critic.weight")
+    learner = orchestrator.workflow.learner
+    real, where = learner._apply, learner.names.index("critic.weight")
 
-    def poisoned(state, rate, limit, descent, *rest):
-        gradient, *loss = descent
-        gradient.split(optimizer.sizes)[where][0] = float("nan")
-        return real(state, rate, limit, (gradient, *loss), *rest)
+    def poisoned(state, found, *rest):
+        found.gradient.split(learner.sizes)[where][0] = float("nan")
+        return real(state, found, *rest)
 
-    optimizer._finish = poisoned
+    learner._apply = poisoned
     orchestrator.execute("collect")
     with pytest.raises(NonFiniteError, match=r"gradient of critic\.weight\)") as caught:
         orchestrator.execute("update")

@@ -103,7 +103,7 @@ def test_a_bad_rollout_is_dropped_and_new_episodes_begin(tmp_path):
 def test_what_is_damaged_cannot_be_skipped(tiny):
     orchestrator = tiny(PPO, SKIP)
     orchestrator.execute("collect")
-    orchestrator.workflow.optimizer.state.flat[3] = float("nan")
+    orchestrator.workflow.learner.state.flat[3] = float("nan")
     with pytest.raises(NonFiniteError) as caught:
         orchestrator.execute("update")
     assert "cannot be skipped: workflow/model" in caught.value.__notes__[-1]
@@ -246,8 +246,8 @@ def inside(orchestrator):
     """Places that a checkpoint must not carry a bad number in."""
     workflow = orchestrator.workflow
     return {
-        "weight": workflow.optimizer.state.flat,
-        "moment": workflow.optimizer.state.second,
+        "weight": workflow.learner.state.flat,
+        "moment": workflow.learner.state.second,
         "statistic": torch.from_numpy(workflow.model.normalizer.moments.mean),
         "open return": torch.from_numpy(orchestrator.collector.episodes.open_returns),
     }
@@ -271,10 +271,10 @@ def test_a_checkpoint_that_is_not_finite_is_never_good(tiny, place):
 def test_a_damaged_moment_is_found_by_the_update(tiny):
     orchestrator = tiny(PPO, "algorithm.epochs=1", "algorithm.minibatches=1")
     orchestrator.execute("collect")
-    orchestrator.workflow.optimizer.state.first[0] = float("nan")
+    orchestrator.workflow.learner.state.first[0] = float("nan")
     with pytest.raises(NonFiniteError, match="a weight is not finite"):
         orchestrator.execute("update")
-    assert torch.isfinite(orchestrator.workflow.optimizer.state.flat).all()
+    assert torch.isfinite(orchestrator.workflow.learner.state.flat).all()
 
 
 def test_what_was_infinite_from_the_start_is_meant_to_be(tiny):

@@ -56,7 +56,7 @@ def test_the_optimiser_still_moves_what_was_loaded(pair):
     state, workflow = pair
     load_weights(workflow, state, ["*"])
     flat = torch.cat([each.detach().reshape(-1) for each in workflow.model.parameters()])
-    assert torch.equal(flat, workflow.optimizer.state.flat)
+    assert torch.equal(flat, workflow.learner.state.flat)
 
 
 def test_a_pattern_that_chooses_nothing_is_told(pair):

@@ -47,6 +47,7 @@ class Algorithm(ABC):
     # Today's names of saved state -> those of older checkpoints, both as dotted paths.
     old_names: ClassVar[Mapping[str, str]] = {}
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
+    acts_on_arrays: bool = False  # `act` also takes numpy observations, which saves a conversion
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
 
     def __init__(self, config: Any) -> None:
@@ -72,7 +73,9 @@ class Algorithm(ABC):
         """`collect_steps` vector steps with any policy; `policy` is `act` as a pure function."""
         state = self.initial_state(self.context.train_environment.num_envs)
         steps = self.collect_length(phase)
-        return self.context.collector.collect(act, steps=steps, state=state, policy=policy)
+        return self.context.collector.collect(
+            act, steps=steps, state=state, policy=policy, arrays=self.acts_on_arrays
+        )
 
     def collect_length(self, phase: Phase) -> int:
         """Vector steps of a collect call: `collect_steps`, fewer where the run's budget ends."""

@@ -321,6 +321,7 @@ class DQN(Algorithm):
         self.collect_steps = config.train_every
         self.random_actions = RandomActions(context.spec.action, context.rng.numpy("warm_up"))
         self.numpy_values = fast_values(model)
+        self.acts_on_arrays = self.numpy_values is not None and not config.noisy
         self.epsilon = cast(float, at(config, 0).epsilon)
         self.explore_rng = context.rng.numpy("exploration")
         self.noise_rng = context.rng.torch("exploration")
@@ -361,7 +362,7 @@ class DQN(Algorithm):
     def _greedy(self, obs: Any, noise: Tensor | None = None) -> Array:
         """The best legal actions [N]."""
         if self.numpy_values is not None:
-            best: Array = self.numpy_values(obs.numpy()).argmax(-1)
+            best: Array = self.numpy_values(np.asarray(obs)).argmax(-1)
             return best
         with torch.no_grad():
             values, mask = self.model(obs, noise), self.model.mask(obs)

@@ -1,20 +1,21 @@
 """PPO: clipped policy gradient with GAE (Schulman et al. 2017, arXiv:1707.06347).
 
-Reads top to bottom: config, losses, workflow. Departures from the paper: advantages may be
+Reads top to bottom: config, losses, algorithm. Departures from the paper: advantages may be
 normalised; the value loss may be clipped; old log-probs and values are computed by the learner in
 one pass over the rollout, so the first ratio is 1 whatever forward collected the data; with a
 memory, minibatches are sequences that start from the state which that pass had there.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.actor_critic import ActorCriticWorkflow
+from rl_lab.algorithms.base import Algorithm, Optimized, Roles
 from rl_lab.core.batch import (
     ACTION,
     LOG_PROB,
@@ -25,19 +26,23 @@ from rl_lab.core.batch import (
     STATE,
     TERMINATED,
     TRUNCATED,
+    Action,
     Batch,
     Metrics,
 )
-from rl_lab.core.errors import NonFiniteError, UserError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+from rl_lab.core.errors import UserError
+from rl_lab.core.learner import Learner, all_or_nothing
+from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
-from rl_lab.core.tree import map_leaves
+from rl_lab.core.tree import as_arrays, map_leaves
+from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
+from rl_lab.networks.normalizer import normalize_mode
 
 OLD_VALUE, ADVANTAGE, RETURN = "old_value", "advantage", "return"
 
@@ -193,7 +198,7 @@ def ppo_loss(
     hyper: dict[str, Tensor],
     *,
     normalize_batch: bool,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The objective of one minibatch (eq. 9): the rows, or with a memory the sequences, `index`."""
     rows = take(rollout, index, axis=int(model.has_memory))
     policy, value = model(rows[OBS], rows[STATE], rows.get(RESET))
@@ -208,39 +213,63 @@ def ppo_loss(
         entropy = policy.entropy().mean()
     if bonus is not None:
         loss = loss - bonus * entropy
-    return loss, {
-        "policy_loss": policy_loss,
-        "value_loss": critic_loss,
-        "entropy": entropy,
-        **metrics,
-    }
+    parts = {"policy_loss": policy_loss, "value_loss": critic_loss, "entropy": entropy}
+    return loss, parts | metrics, {}
 
 
-class PPO(ActorCriticWorkflow):
+class PPO(Algorithm):
     """Proximal policy optimization: on-policy actor-critic with a clipped objective and GAE."""
 
     Config: ClassVar[type | None] = PPOConfig
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    old_names: ClassVar[Mapping[str, str]] = {
+        "learner.module": "model",
+        "learner.optimizer": "optimizer",
+    }
     config: PPOConfig
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build the network, its optimiser, and the streams of random numbers."""
+        """Build the network with its optimizer, and bind the streams of random numbers."""
         super().initialize(context)
-        run = context.config
-        self.collect_steps = self.config.rollout_steps
-        self.optimizer = FlatOptimizer(
-            self.model,
-            partial(ppo_loss, normalize_batch=self.config.normalize_advantages == "batch"),
-            self.config.optimizer,
+        run, config = context.config, self.config
+        mode = normalize_mode(run.environment.normalize_obs)
+        model = ActorCritic(run.network, context.spec, mode).to(context.device)
+        self.learner = Learner(
+            model,
+            partial(ppo_loss, normalize_batch=config.normalize_advantages == "batch"),
+            config.optimizer,
             compile=run.compute.compile == "on",
-            rate_patterns=self.config.learning_rates,
+            rate_patterns=config.learning_rates,
         )
-        self.bind_policy()
+        self.policy = ActingPolicy.of(model, context.rng, context.device)
+        self.acts_on_arrays = self.policy.numpy is not None
+        self.collect_steps = config.rollout_steps
         self.reward_scale = (
             RewardNormalizer(context.train_environment.num_envs)
             if run.environment.normalize_reward
             else None
         )
         self.order_rng = context.rng.torch("minibatches")
+
+    @property
+    def model(self) -> ActorCritic:
+        """The network that is trained and acts."""
+        return cast(ActorCritic, self.learner.module)
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Sample, or take the mode."""
+        return self.policy.act(obs, state, deterministic=deterministic)
+
+    def initial_state(self, batch: int) -> Any:
+        """What the memories start an episode with."""
+        return self.model.initial_state(batch)
+
+    def pure_policy(self) -> Policy | None:
+        """`act` as a pure function, unless a subclass acts in another way."""
+        if type(self).act is not PPO.act:
+            return None
+        return self.policy.pure(self.context.train_environment.num_envs)
 
     def shortened(self, steps: int) -> int:
         """The last rollout of a run."""
@@ -252,22 +281,24 @@ class PPO(ActorCriticWorkflow):
         if LOG_PROB not in batch:
             raise UserError(f"phase '{phase['name']}': PPO learns from its own actions only")
         now = at(self.config, phase["step"])
-        saved = self.optimizer.snapshot(), self.order_rng.get_state()
-        saved_scale = self.reward_scale.state_dict() if self.reward_scale else None
-        try:
-            with self.statistics_of(batch[OBS]) as first:
-                rows, metrics = self._credit(batch, now)
-                metrics |= self._learn(rows, now)
-                self.optimizer.check("PPO update")
-        except NonFiniteError:
-            self.optimizer.restore(saved[0])
-            self.order_rng.set_state(saved[1])
-            if self.reward_scale:
-                self.reward_scale.load_state_dict(saved_scale or {})
-            raise
-        if first:  # the actor saw raw frames
+        normalizer, frames = self.model.normalizer, as_arrays(batch[OBS])
+        is_first = normalizer.is_empty  # raw frames may be of any size: normalize the first ones
+        with all_or_nothing(
+            "PPO update",
+            policy=self.learner,
+            order=self.order_rng,
+            statistics=normalizer,
+            reward_scale=self.reward_scale,
+        ):
+            if is_first:
+                normalizer.update_statistics(frames)
+            rows, metrics = self._credit(batch, now)
+            metrics |= self._learn(rows, now)
+        if is_first:  # the actor saw raw frames
             del metrics["policy_drift"]
-        return {**metrics, **self.deviations()}
+        else:
+            normalizer.update_statistics(frames)
+        return {**metrics, **self.policy.log_std()}
 
     @torch.no_grad()
     def _credit(self, batch: Batch, now: PPOConfig) -> tuple[Batch, Metrics]:
@@ -324,9 +355,9 @@ class PPO(ActorCriticWorkflow):
         }
         if self.config.entropy_coefficient == 0:
             del hyper["entropy_coefficient"]  # no bonus, no gradient of it
-        rate = self.optimizer.rates(now.learning_rate, now.learning_rates)
+        rate = self.learner.rates(now.learning_rate, now.learning_rates)
         limit = torch.tensor(now.max_grad_norm, device=device)
-        learn = self.optimizer.on(rows, hyper, learning_rate=rate, max_grad_norm=limit)
+        step_on = self.learner.steps(rows, hyper, learning_rate=rate, max_grad_norm=limit)
         steps: list[Metrics] = []
         pieces = rows[ADVANTAGE].shape[-1]  # single rows, or sequences
         usual = now.rollout_steps * self.context.train_environment.num_envs
@@ -334,10 +365,9 @@ class PPO(ActorCriticWorkflow):
         for _ in range(now.epochs):
             order = torch.randperm(pieces, generator=self.order_rng).to(device)
             for index in order.chunk(count):
-                step = learn(index)
-                gradient = step.pop("gradient")
-                steps.append(step)
-                if now.target_kl is not None and step["approx_kl"] > now.target_kl:
+                step = step_on(index)
+                steps.append({**step.metrics, "loss": step.loss, "grad_norm": step.grad_norm})
+                if now.target_kl is not None and step.metrics["approx_kl"] > now.target_kl:
                     break
             else:
                 continue
@@ -345,7 +375,7 @@ class PPO(ActorCriticWorkflow):
         averages = {name: torch.stack([s[name] for s in steps]).mean() for name in steps[0]}
         return {
             **averages,
-            **self.optimizer.gradient_norms(gradient),
+            **self.learner.gradient_norms(step.gradient),
             "ratio_error": steps[0]["ratio_error"],  # of the first minibatch: must be 0
             "gradient_steps": len(steps),
         }

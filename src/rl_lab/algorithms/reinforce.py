@@ -1,6 +1,6 @@
 """REINFORCE: the Monte-Carlo policy gradient (Williams 1992), with or without a learned baseline.
 
-Reads top to bottom: config, whole episodes, losses, workflow. A batch is made of whole episodes.
+Reads top to bottom: config, whole episodes, losses, algorithm. A batch is made of whole episodes.
 Those that are still open wait for their end: dropping them would prefer short episodes, cutting
 them would be another algorithm. So their first steps may have been acted by the policy of before.
 
@@ -10,14 +10,15 @@ truncated episode is continued by the baseline if there is one that predicts the
 it counts as it is.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.actor_critic import ActorCriticWorkflow
+from rl_lab.algorithms.base import Algorithm, Optimized, Roles
 from rl_lab.core.batch import (
     ACTION,
     LOG_PROB,
@@ -27,20 +28,24 @@ from rl_lab.core.batch import (
     REWARD,
     TERMINATED,
     TRUNCATED,
+    Action,
     Array,
     Batch,
     CollectResult,
     Metrics,
 )
-from rl_lab.core.errors import NonFiniteError, UserError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+from rl_lab.core.errors import UserError
+from rl_lab.core.learner import Learner, all_or_nothing
+from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
-from rl_lab.core.tree import map_leaves
+from rl_lab.core.tree import as_arrays, map_leaves
+from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
+from rl_lab.networks.normalizer import normalize_mode
 
 TARGET, RETURN = "target", "return"  # what weighs log π, and what the baseline learns
 KEPT = (OBS, ACTION, REWARD, TERMINATED, TRUNCATED, NEXT_OBS, RESET, LOG_PROB)
@@ -147,8 +152,8 @@ def policy_gradient(log_prob: Tensor, target: Tensor) -> Tensor:
 
 def policy_loss(
     model: ActorCritic, rows: Batch, hyper: dict[str, Tensor]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the policy's step descends; with a `value_coefficient`, the baseline's loss as well."""
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """The loss of the policy; with a `value_coefficient`, the baseline's loss as well."""
     policy, value = model(rows[OBS], model.initial_state(1), rows[RESET])
     log_prob, entropy = policy.log_prob(rows[ACTION]), policy.entropy().mean()
     gain = policy_gradient(log_prob, rows[TARGET])
@@ -158,47 +163,74 @@ def policy_loss(
     if "value_coefficient" in hyper:
         metrics["value_loss"] = 0.5 * (value - rows[RETURN]).square().mean()
         loss = loss + hyper["value_coefficient"] * metrics["value_loss"]
-    return loss, metrics
+    return loss, metrics, {}
 
 
-def baseline_loss(model: ActorCritic, rows: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def baseline_loss(
+    model: ActorCritic, rows: Batch
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Half the squared error of the value."""
     _, value = model(rows[OBS], model.initial_state(1), rows[RESET])
     loss = 0.5 * (value - rows[RETURN]).square().mean()
-    return loss, {"value_loss": loss}
+    return loss, {"value_loss": loss}, {}
 
 
-class Reinforce(ActorCriticWorkflow):
+class Reinforce(Algorithm):
     """REINFORCE: on-policy Monte Carlo policy gradient, with or without a baseline."""
 
     Config: ClassVar[type | None] = ReinforceConfig
     compiles: ClassVar[bool] = False
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    old_names: ClassVar[Mapping[str, str]] = {
+        "learner.module": "model",
+        "learner.optimizer": "optimizer",
+        "baseline.optimizer": "baseline",
+    }
     config: ReinforceConfig
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build the network, its optimisers, and the streams of random numbers."""
+        """Build the network with its optimizers, and bind the streams of random numbers."""
         super().initialize(context)
-        run = context.config
-        self.collect_steps = self.config.rollout_steps
-        self.has_baseline = self.config.policy_targets == "advantages"
+        run, config = context.config, self.config
+        mode = normalize_mode(run.environment.normalize_obs)
+        model = ActorCritic(run.network, context.spec, mode).to(context.device)
+        self.has_baseline = config.policy_targets == "advantages"
         self.is_joint = self.has_baseline and run.network.shared_torso
-        actor = [f"torsos.{self.model.actor_torso}.*", "actor.*"]
-        critic = [f"torsos.{self.model.critic_torso}.*", "critic_hidden.*", "critic.*"]
-        self.optimizer = FlatOptimizer(
-            self.model,
-            policy_loss,
-            self.config.optimizer,
-            only=actor + critic if self.is_joint else actor,
-        )
+        actor = [f"torsos.{model.actor_torso}.*", "actor.*"]
+        critic = [f"torsos.{model.critic_torso}.*", "critic_hidden.*", "critic.*"]
+        only = actor + critic if self.is_joint else actor
+        self.learner = Learner(model, policy_loss, config.optimizer, only=only)
         self.baseline = (
-            FlatOptimizer(self.model, baseline_loss, self.config.optimizer, only=critic)
+            Learner(model, baseline_loss, config.optimizer, only=critic)
             if self.has_baseline and not self.is_joint
             else None
         )
-        self.bind_policy()
+        self.policy = ActingPolicy.of(model, context.rng, context.device)
+        self.acts_on_arrays = self.policy.numpy is not None
+        self.collect_steps = config.rollout_steps
         self.reward_scale = RewardNormalizer(1) if run.environment.normalize_reward else None
         self.waiting: list[Batch] = []  # rollouts [T, N] with rows that were not learned from
         self.next_step = 0  # the environment step up to which they reach
+
+    @property
+    def model(self) -> ActorCritic:
+        """The network that is trained and acts."""
+        return cast(ActorCritic, self.learner.module)
+
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """Sample, or take the mode."""
+        return self.policy.act(obs, state, deterministic=deterministic)
+
+    def initial_state(self, batch: int) -> Any:
+        """What the memories start an episode with."""
+        return self.model.initial_state(batch)
+
+    def pure_policy(self) -> Policy | None:
+        """`act` as a pure function, unless a subclass acts in another way."""
+        if type(self).act is not Reinforce.act:
+            return None
+        return self.policy.pure(self.context.train_environment.num_envs)
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """A few vector steps. There is something to learn from once enough episodes have ended."""
@@ -234,22 +266,22 @@ class Reinforce(ActorCriticWorkflow):
         if LOG_PROB not in batch:
             raise UserError(f"phase '{phase['name']}': REINFORCE learns from its own actions only")
         now = at(self.config, phase["step"])
-        optimizers = [each for each in (self.optimizer, self.baseline) if each is not None]
-        saved = [each.snapshot() for each in optimizers]
-        saved_scale = self.reward_scale.state_dict() if self.reward_scale else None
-        try:
-            with self.statistics_of(batch[OBS]):
-                rows, metrics = self._credit(batch, now)
-                metrics |= self._learn(rows, now)
-                for each in optimizers:
-                    each.check("REINFORCE update")
-        except NonFiniteError:
-            for each, before in zip(optimizers, saved, strict=True):
-                each.restore(before)
-            if self.reward_scale:
-                self.reward_scale.load_state_dict(saved_scale or {})
-            raise
-        return {**metrics, **self.deviations()}
+        normalizer, frames = self.model.normalizer, as_arrays(batch[OBS])
+        is_first = normalizer.is_empty  # raw frames may be of any size: normalize the first ones
+        with all_or_nothing(
+            "REINFORCE update",
+            policy=self.learner,
+            baseline=self.baseline,
+            statistics=normalizer,
+            reward_scale=self.reward_scale,
+        ):
+            if is_first:
+                normalizer.update_statistics(frames)
+            rows, metrics = self._credit(batch, now)
+            metrics |= self._learn(rows, now)
+        if not is_first:
+            normalizer.update_statistics(frames)
+        return {**metrics, **self.policy.log_std()}
 
     @torch.no_grad()
     def _credit(self, batch: Batch, now: ReinforceConfig) -> tuple[Batch, Metrics]:
@@ -296,12 +328,13 @@ class Reinforce(ActorCriticWorkflow):
         names = ["entropy_coefficient", *(["value_coefficient"] if self.is_joint else [])]
         hyper = {name: torch.tensor(getattr(now, name), device=device) for name in names}
         limit = torch.tensor(now.max_grad_norm, device=device)
-        rate = self.optimizer.rates(now.learning_rate, {})
-        metrics = self.optimizer.step(rows, hyper, learning_rate=rate, max_grad_norm=limit)
-        metrics |= self.optimizer.gradient_norms(metrics.pop("gradient"))
+        rate = self.learner.rates(now.learning_rate, {})
+        step = self.learner.step(rows, hyper, learning_rate=rate, max_grad_norm=limit)
+        metrics: Metrics = {**step.metrics, "loss": step.loss, "grad_norm": step.grad_norm}
+        metrics |= self.learner.gradient_norms(step.gradient)
         if self.baseline is not None:
             rate = self.baseline.rates(now.baseline_learning_rate, {})
-            fit = self.baseline.on(learning_rate=rate, max_grad_norm=limit)
-            losses = [fit(rows)["value_loss"] for _ in range(now.baseline_steps)]
+            fit = self.baseline.steps(learning_rate=rate, max_grad_norm=limit)
+            losses = [fit(rows).loss for _ in range(now.baseline_steps)]
             metrics["value_loss"] = losses[-1]
         return metrics

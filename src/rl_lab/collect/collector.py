@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rl_lab.collect.episodes import EpisodeTracker, MeasureTracker, outcomes_of
 from rl_lab.collect.simulate import Simulation, first_frames
+from rl_lab.collect.stopwatch import Stopwatch
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
@@ -77,10 +78,12 @@ class RolloutCollector:
         device: str = "cpu",
         first: Obs = None,
         simulation: Simulation | None = None,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self.env = env
         self.device = device
         self.simulation = simulation  # for policies that are pure functions
+        self.stopwatch = stopwatch or Stopwatch(device)
         self.obs: Obs = env.reset() if first is None else first
         self.is_first: NDArray[np.bool_] = np.ones(env.num_envs, dtype=np.bool_)
         self.memory: Tree = None  # the policy's state before the next step
@@ -92,7 +95,13 @@ class RolloutCollector:
         self.measures = MeasureTracker(env.num_envs, outcomes_of(env))
 
     def collect(
-        self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
+        self,
+        act: Act,
+        *,
+        steps: int,
+        state: Any = None,
+        policy: MakePolicy | None = None,
+        arrays: bool = False,
     ) -> CollectResult:
         """`steps` real transitions of every environment, in time order; none is ever left out.
 
@@ -100,7 +109,8 @@ class RolloutCollector:
         are short. What the others play meanwhile is carried over: the next call begins with it.
         The result counts a transition when it is played.
 
-        `state` is what a memory starts an episode with; a memory of other names and shapes is
+        `arrays`: `act` takes observations as numpy arrays, as they are. `state` is what a memory
+        starts an episode with; a memory of other names and shapes is
         another policy's and is not taken over. A bad number in an observation or a reward
         raises before anything of this call has reached a buffer or a statistic.
         """
@@ -108,13 +118,14 @@ class RolloutCollector:
             self.memory = state
         if policy is not None and self.simulation is not None and (pure := policy()) is not None:
             return self._simulate(self.simulation, pure, steps)
-        start = self.memory
+        start, decide = self.memory, self.stopwatch.timed(act)
         rows, cursor = self._begin(steps, state)
         values: dict[str, Any] = rows
         wanted = (self.env.num_envs, *self.env.spec.action.shape)
         taken = finished = 0
         while not cursor.full:
-            decision = act(self._tensor(self.obs), self.memory, deterministic=False)
+            obs = self.obs if arrays else self._tensor(self.obs)
+            decision = decide(obs, self.memory, deterministic=False)
             action = action_of(decision, act, wanted)
             step = self.env.step(action)
             ended = step.terminated | step.truncated

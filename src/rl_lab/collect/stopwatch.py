@@ -1,13 +1,12 @@
 """How long a policy takes to decide: measured on a few of the real decisions of a run."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from rl_lab.core.batch import Action, CollectResult
-from rl_lab.core.protocols import Act, Collector, MakePolicy
+from rl_lab.core.batch import Action
+from rl_lab.core.protocols import Act
 
 SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
 
@@ -43,30 +42,3 @@ class Stopwatch:
         """A GPU computes on while Python goes on: its work counts too."""
         if self.device.startswith("cuda"):
             torch.cuda.synchronize(self.device)
-
-
-class TimedCollector:
-    """A collector whose policy is measured. It has no state of its own: the inner one is saved."""
-
-    def __init__(self, inner: Collector, stopwatch: Stopwatch) -> None:
-        self.inner = inner
-        self.stopwatch = stopwatch
-
-    def collect(
-        self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
-    ) -> CollectResult:
-        """As the inner collector does it."""
-        timed = self.stopwatch.timed(act)
-        return self.inner.collect(timed, steps=steps, state=state, policy=policy)
-
-    def restart(self, seeds: Sequence[int] | None = None) -> None:
-        """As the inner collector does it."""
-        self.inner.restart(seeds)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Of the inner collector."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Into the inner collector."""
-        self.inner.load_state_dict(state)

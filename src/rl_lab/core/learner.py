@@ -479,31 +479,36 @@ def networks(parts: Mapping[str, Any]) -> dict[str, nn.Module]:
     return {name: part for name, part in found.items() if isinstance(part, nn.Module)}
 
 
+Undoable = Learner | Stateful | torch.Generator
+
+
 @contextmanager
-def all_or_nothing(what: str, **parts: Learner | Stateful | torch.Generator) -> Iterator[None]:
+def all_or_nothing(what: str, **parts: Undoable | None) -> Iterator[None]:
     """On a number that is not finite, put everything back as it was before and raise.
 
-    Learners are checked at the end: `what` and their names are in the message.
+    Learners are checked at the end: `what` and their names are in the message. Parts that an
+    algorithm does not have may be None.
     """
-    saved = {name: _copy(part) for name, part in parts.items()}
+    present = {name: part for name, part in parts.items() if part is not None}
+    saved = {name: _copy(part) for name, part in present.items()}
     try:
         yield
-        for name, part in parts.items():
+        for name, part in present.items():
             if isinstance(part, Learner):
                 part.check(f"{what} of {name}")
     except NonFiniteError:
-        for name, part in parts.items():
+        for name, part in present.items():
             _put_back(part, saved[name])
         raise
 
 
-def _copy(part: Learner | Stateful | torch.Generator) -> Any:
+def _copy(part: Undoable) -> Any:
     if isinstance(part, Learner):
         return part.snapshot()
     return part.get_state() if isinstance(part, torch.Generator) else deepcopy(part.state_dict())
 
 
-def _put_back(part: Learner | Stateful | torch.Generator, saved: Any) -> None:
+def _put_back(part: Undoable, saved: Any) -> None:
     if isinstance(part, Learner):
         part.restore(saved)
     elif isinstance(part, torch.Generator):

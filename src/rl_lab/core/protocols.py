@@ -148,14 +148,21 @@ class Collector(Stateful, Protocol):
     """The only caller of `env.step` in training."""
 
     def collect(
-        self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
+        self,
+        act: Act,
+        *,
+        steps: int,
+        state: Any = None,
+        policy: MakePolicy | None = None,
+        arrays: bool = False,
     ) -> CollectResult:
         """`steps` rows of every environment, played with `act`; every row is a real transition.
 
         Rows are in the order of time and without gaps. Vectors that reset a step late may bring
         rows that an earlier call had no room for, and play more of them than the result has.
         `state` is what a memory starts an episode with, for N environments. `policy` makes `act`
-        as a pure function, if there is one: the collector may use it instead.
+        as a pure function, if there is one: the collector may use it instead. With `arrays`, `act`
+        is given numpy arrays, else tensors.
         """
 
     def restart(self, seeds: Sequence[int] | None = None) -> None:

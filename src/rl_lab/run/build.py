@@ -19,7 +19,6 @@ from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.collect.evaluate import Evaluation, evaluate
 from rl_lab.collect.simulate import Simulation
-from rl_lab.collect.stopwatch import Stopwatch, TimedCollector
 from rl_lab.config import catalog
 from rl_lab.config.components import make_components
 from rl_lab.config.schema import RunConfig, config_hash
@@ -76,8 +75,8 @@ def build_run(
             "WARNING: environment.normalize_obs changes nothing: these observations are images of "
             "integers, or indices"
         )
-    collector, stopwatch = context.collector, Stopwatch(context.device)
-    context = replace(context, collector=TimedCollector(collector, stopwatch))
+    collector = context.collector
+    assert isinstance(collector, RolloutCollector)
     workflow = make_workflow(config, context)
     if weights is not None:
         load_weights(workflow, weights, config.training.warm_start_parts)
@@ -114,7 +113,7 @@ def build_run(
         store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
         metrics=metrics,
         timing=timing,
-        efficiency=Efficiency(context.train_environment, stopwatch, context.device),
+        efficiency=Efficiency(context.train_environment, collector.stopwatch, context.device),
         sinks=sinks,
     )
     watch_metrics(run)
