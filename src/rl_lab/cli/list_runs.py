@@ -3,39 +3,59 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rl_lab.analysis import query
+import typer
+
+from rl_lab.cli.arguments import RUNS, Json, RunsDir
 from rl_lab.cli.printing import cell, say, say_json, table
 from rl_lab.core.errors import UserError
-from rl_lab.records import index
+
+if TYPE_CHECKING:
+    from rl_lab.analysis.query import Row
 
 COLUMNS = ["id", "name", "status", "env_steps", "best", "algorithm", "environment", "seed"]
 GROUP_COLUMNS = ["name", "seeds", "finished", "env_steps", "best", "last_return", "experiment"]
 SOMETIMES = ["tags", "group", "parent"]  # shown when a run has one
 
 
-def run(
-    *,
-    filters: Sequence[str],
-    sort: str | None,
-    ascending: bool | None,
-    limit: int,
-    grouped: bool,
-    runs_dir: Path,
-    as_json: bool,
-    as_csv: bool,
+def list_runs(
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="KEY=VALUE",
+            help="only such runs; also != < <= > >=, tag=NAME, * in text; all of several must hold",
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="by reward, loss, best or another column or metric"),
+    ] = None,
+    ascending: Annotated[
+        bool | None,
+        typer.Option("--ascending/--descending", help="which end first; if not said: the best"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="how many runs; 0: all")] = 20,
+    grouped: Annotated[
+        bool, typer.Option("--group", help="one line per experiment, over its seeds")
+    ] = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="print CSV, with all metrics")] = False,
 ) -> int:
-    """Print a table of runs, or of experiments."""
+    """List the runs, newest first."""
+    from rl_lab.analysis import query
+    from rl_lab.records import index
+
     if as_json and as_csv:
         raise UserError("--json and --csv: choose one of them")
-    conditions = [query.parse_filter(word) for word in filters]
+    conditions = [query.parse_filter(word) for word in filters or []]
     # Metrics only if somebody asks for one: of ten thousand runs they take as long as the rest.
     keys = [*(each.key for each in conditions), *([sort] if sort else [])]
     quick = not (as_json or as_csv) and set(keys) <= set(index.COLUMNS)
     found = index.Index(runs_dir).rows(quick=quick)[::-1]
-    rows: Sequence[query.Row] = query.select(found, conditions)
+    rows: Sequence[Row] = query.select(found, conditions)
     if grouped:
         rows = query.group(rows)
     if sort is not None:
@@ -50,7 +70,7 @@ def run(
     elif not found:
         say(f"no runs in {runs_dir}: start one with `rl-lab train CartPole-v1:ppo`")
     elif not rows:
-        say(f"none of the {len(found)} runs in {runs_dir} fulfils {' and '.join(filters)}")
+        say(f"none of the {len(found)} runs in {runs_dir} fulfils {' and '.join(filters or [])}")
     else:
         say(group_table(shown, [sort] if sort else []) if grouped else run_table(shown, keys))
         if len(shown) < len(rows):
@@ -58,15 +78,17 @@ def run(
     return 0
 
 
-def run_table(rows: Sequence[query.Row], asked: Sequence[str]) -> str:
+def run_table(rows: Sequence["Row"], asked: Sequence[str]) -> str:
     """The usual columns, what was asked for, and what only some runs have."""
+    from rl_lab.analysis.query import ALIASES
+
     sometimes = [name for name in SOMETIMES if any(row.get(name) for row in rows)]
-    hidden = [name for name in asked if name not in {*query.ALIASES["tag"], "tag"}]
+    hidden = [name for name in asked if name not in {*ALIASES["tag"], "tag"}]
     columns = list(dict.fromkeys([*COLUMNS, *hidden, *sometimes]))
     return table([{name: _shown(row, name) for name in columns} for row in rows], columns)
 
 
-def group_table(rows: Sequence[query.Row], asked: Sequence[str]) -> str:
+def group_table(rows: Sequence["Row"], asked: Sequence[str]) -> str:
     """One line per experiment; results as mean ± standard deviation over its runs."""
     columns = list(dict.fromkeys([*GROUP_COLUMNS, *asked]))
     lines = [{name: _shown(row, name) for name in columns} for row in rows]
@@ -75,7 +97,7 @@ def group_table(rows: Sequence[query.Row], asked: Sequence[str]) -> str:
     return table(lines, columns)
 
 
-def csv_of(rows: Sequence[query.Row]) -> str:
+def csv_of(rows: Sequence["Row"]) -> str:
     """All columns and all metrics, one line per row."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
@@ -86,15 +108,17 @@ def csv_of(rows: Sequence[query.Row]) -> str:
     return text.getvalue()
 
 
-def _flat(row: query.Row) -> dict[str, Any]:
+def _flat(row: "Row") -> dict[str, Any]:
     plain = {name: value for name, value in row.items() if name != "metrics"}
     lists = {name: " ".join(value) for name, value in plain.items() if isinstance(value, list)}
     metrics: Mapping[str, Any] = row.get("metrics") or {}
     return {**plain, **lists, **metrics}
 
 
-def _shown(row: query.Row, name: str) -> Any:
-    value = query.value_of(row, name)
+def _shown(row: "Row", name: str) -> Any:
+    from rl_lab.analysis.query import value_of
+
+    value = value_of(row, name)
     if isinstance(value, list):
         return " ".join(value)
     if name == "seed":  # a name, not a quantity: no separators in it
@@ -102,6 +126,6 @@ def _shown(row: query.Row, name: str) -> Any:
     return round(value) if name == "env_steps" and value is not None else value
 
 
-def _with_spread(row: query.Row, name: str) -> str:
+def _with_spread(row: "Row", name: str) -> str:
     spread = row[f"{name}_std"]
     return cell(row[name]) if spread is None else f"{cell(row[name])} ± {cell(spread)}"

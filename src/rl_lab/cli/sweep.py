@@ -6,13 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rl_lab.cli.arguments import RUNS, SETTINGS, Json, RunsDir
+from rl_lab.cli.arguments import RUNS, Json, RunsDir
 
-app = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS)
 SHOWN = 20  # trials of a dry run, or of the table at the end
 
 
-@app.command(context_settings=SETTINGS)
 def sweep(
     file: Annotated[
         Path | None, typer.Argument(metavar="SWEEP", help="a file, or the name of a shipped one")
