@@ -3,16 +3,14 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from rl_lab.analysis import query
 from rl_lab.cli.arguments import RUNS, Json, RunsDir
 from rl_lab.cli.printing import cell, say, say_json, table
 from rl_lab.core.errors import UserError
-
-if TYPE_CHECKING:
-    from rl_lab.analysis.query import Row
 
 COLUMNS = ["id", "name", "status", "env_steps", "best", "algorithm", "environment", "seed"]
 GROUP_COLUMNS = ["name", "seeds", "finished", "env_steps", "best", "last_return", "experiment"]
@@ -45,7 +43,6 @@ def list_runs(
     as_csv: Annotated[bool, typer.Option("--csv", help="print CSV, with all metrics")] = False,
 ) -> int:
     """List the runs, newest first."""
-    from rl_lab.analysis import query
     from rl_lab.records import index
 
     if as_json and as_csv:
@@ -55,7 +52,7 @@ def list_runs(
     keys = [*(each.key for each in conditions), *([sort] if sort else [])]
     quick = not (as_json or as_csv) and set(keys) <= set(index.COLUMNS)
     found = index.Index(runs_dir).rows(quick=quick)[::-1]
-    rows: Sequence[Row] = query.select(found, conditions)
+    rows: Sequence[query.Row] = query.select(found, conditions)
     if grouped:
         rows = query.group(rows)
     if sort is not None:
@@ -78,17 +75,15 @@ def list_runs(
     return 0
 
 
-def run_table(rows: Sequence["Row"], asked: Sequence[str]) -> str:
+def run_table(rows: Sequence[query.Row], asked: Sequence[str]) -> str:
     """The usual columns, what was asked for, and what only some runs have."""
-    from rl_lab.analysis.query import ALIASES
-
     sometimes = [name for name in SOMETIMES if any(row.get(name) for row in rows)]
-    hidden = [name for name in asked if name not in {*ALIASES["tag"], "tag"}]
+    hidden = [name for name in asked if name not in {*query.ALIASES["tag"], "tag"}]
     columns = list(dict.fromkeys([*COLUMNS, *hidden, *sometimes]))
     return table([{name: _shown(row, name) for name in columns} for row in rows], columns)
 
 
-def group_table(rows: Sequence["Row"], asked: Sequence[str]) -> str:
+def group_table(rows: Sequence[query.Row], asked: Sequence[str]) -> str:
     """One line per experiment; results as mean ± standard deviation over its runs."""
     columns = list(dict.fromkeys([*GROUP_COLUMNS, *asked]))
     lines = [{name: _shown(row, name) for name in columns} for row in rows]
@@ -97,7 +92,7 @@ def group_table(rows: Sequence["Row"], asked: Sequence[str]) -> str:
     return table(lines, columns)
 
 
-def csv_of(rows: Sequence["Row"]) -> str:
+def csv_of(rows: Sequence[query.Row]) -> str:
     """All columns and all metrics, one line per row."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
@@ -108,17 +103,15 @@ def csv_of(rows: Sequence["Row"]) -> str:
     return text.getvalue()
 
 
-def _flat(row: "Row") -> dict[str, Any]:
+def _flat(row: query.Row) -> dict[str, Any]:
     plain = {name: value for name, value in row.items() if name != "metrics"}
     lists = {name: " ".join(value) for name, value in plain.items() if isinstance(value, list)}
     metrics: Mapping[str, Any] = row.get("metrics") or {}
     return {**plain, **lists, **metrics}
 
 
-def _shown(row: "Row", name: str) -> Any:
-    from rl_lab.analysis.query import value_of
-
-    value = value_of(row, name)
+def _shown(row: query.Row, name: str) -> Any:
+    value = query.value_of(row, name)
     if isinstance(value, list):
         return " ".join(value)
     if name == "seed":  # a name, not a quantity: no separators in it
@@ -126,6 +119,6 @@ def _shown(row: "Row", name: str) -> Any:
     return round(value) if name == "env_steps" and value is not None else value
 
 
-def _with_spread(row: "Row", name: str) -> str:
+def _with_spread(row: query.Row, name: str) -> str:
     spread = row[f"{name}_std"]
     return cell(row[name]) if spread is None else f"{cell(row[name])} ± {cell(spread)}"
