@@ -22,7 +22,7 @@ ARRIVALS: Columns = {
     "arrived": lambda row: f"{row['reached']} of {row['rounds']}",
 }
 
-app = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS)
+app = typer.Typer(rich_markup_mode=None, add_completion=False, context_settings=SETTINGS)
 
 
 @app.command(context_settings=SETTINGS)

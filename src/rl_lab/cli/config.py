@@ -94,11 +94,12 @@ def _migrate(words: Sequence[str], *, write: bool) -> int:
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     from rl_lab.api import configure
+    from rl_lab.config.presets import find_file
     from rl_lab.records.commit import write_atomically
 
     if len(words) != 1:
         raise UserError("write `rl-lab config migrate FILE`, with the name of one YAML file")
-    file = Path(words[0])
+    file = find_file(Path(words[0]))
     _, composed = configure(config_file=file)  # what cannot be used is refused, not written
     text = yaml.safe_dump(composed.tree, sort_keys=False, allow_unicode=True, width=100)
     for note in composed.notes or [f"{file}: nothing to rename"]:

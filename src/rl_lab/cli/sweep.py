@@ -47,7 +47,7 @@ def sweep(
     if engine != "local":
         raise UserError(f"--engine {engine}: only local is there for now")
     if (file is None) == (config_file is None):
-        raise UserError("name one sweep file, such as configs/sweeps/ppo_sweep.yaml")
+        raise UserError("name one sweep file, or a shipped one such as cartpole_ppo")
     asked = read_sweep(file or config_file or Path(), base)
     if number is not None:
         asked = replace(asked, parallel_jobs=number)
