@@ -6,7 +6,7 @@ CODE := src tests examples docs benchmarks scripts
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install train test check learn mutants bench docs requirements smoke clean
+.PHONY: help install train test check learn mutants bench peers docs requirements smoke clean
 
 help: ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,10 @@ mutants: $(VENV)/.test ## break the code in known ways; each must turn a test re
 
 bench: $(VENV)/.core ## time the parts of a PPO step on this machine
 	$(BIN)/python benchmarks/ppo_parts.py
+
+peers: $(VENV)/.core ## train here and in other libraries with equal settings (minutes)
+	$(PIP) -e '.[peers]'
+	$(BIN)/python -m benchmarks.peers
 
 docs: $(VENV)/.core ## write docs/options.md from the configuration dataclasses
 	$(BIN)/python docs/generate.py

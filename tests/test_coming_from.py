@@ -56,7 +56,7 @@ def command(row):
 def workspace(tmp_path_factory):
     """A clone's folders, the printed YAML, a finished run, and one that stopped half way."""
     folder = tmp_path_factory.mktemp("workspace")
-    for name in ("configs", "examples", "scripts"):
+    for name in ("examples", "scripts"):
         shutil.copytree(ROOT / name, folder / name)
     write_seed_files(folder)
     old = folder / "experiments"

@@ -1,24 +1,13 @@
 """Every subcommand of `rl-lab bench` runs for real, as small as it can be. No speed is judged."""
 
-import importlib.util
 import json
 
-import numpy as np
 import pytest
 import torch
 
 from rl_lab.algorithms import ppo
-from rl_lab.benchmarking import plain_dqn, plain_ppo
-from rl_lab.benchmarking.contestants import (
-    CONTESTANTS,
-    Contestant,
-    equal_settings,
-    our_settings,
-)
 from rl_lab.benchmarking.profile import STAGES
-from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
 from rl_lab.cli.main import main
-from rl_lab.core.errors import RunError
 from rl_lab.envs.classic import ClassicVector
 from tiny_runs import SMALL, SMALL_PPO, tiny_run
 
@@ -113,172 +102,6 @@ def test_profile_of_a_spec_and_of_a_run(capsys, place):
     assert "is a run" in capsys.readouterr().err
 
 
-def test_peers_trains_us_and_the_plain_loop(capsys, place):
-    words = ["--steps", "1024", "--settings", "zoo", "--repeats", "1", "--peer", "plain"]
-    report, rows = bench(capsys, "peers", *words, "--output", "out/peers.json")
-    assert list(rows) == ["rl-lab", "plain"]
-    for row in rows.values():
-        assert row["total_seconds"] > 1024 / row["value"]["median"] / 2
-        assert 5 < row["first_return"] < 60 and row["last_return"] > 5  # CartPole's beginning
-        assert row["runs"] == 1
-    speeds = [rows[name]["samples"][0] for name in ("rl-lab", "plain")]
-    assert rows["plain"]["ratio"]["median"] == pytest.approx(speeds[0] / speeds[1])
-    assert json.loads((place / "out" / "peers.json").read_text())["rows"] == report["rows"]
-    picture = (place / "out" / "peers.png").exists()
-    assert picture is (importlib.util.find_spec("matplotlib") is not None)
-
-
-CLEANRL = """
-import sys, time
-given = dict(zip(sys.argv[1::2], sys.argv[2::2], strict=False))
-envs, steps = int(given["--num-envs"]), int(given["--num-steps"])
-assert given["--ent-coef"] == "0.01" and given["--num-minibatches"] == "4", given
-for iteration in range(int(given["--total-timesteps"]) // (envs * steps)):
-    time.sleep(0.01)
-    print(f"global_step={iteration}, episodic_return=[{20.0 + iteration}]")
-    print("SPS:", 1)
-"""
-
-
-def test_the_default_run_and_a_script_of_cleanrls_take_part(capsys, place):
-    (place / "ppo.py").write_text(CLEANRL)
-    words = ["--steps", "4096", "--repeats", "1", "--peer", "rl-lab-default", "--peer", "cleanrl"]
-    _, rows = bench(capsys, "peers", *words, "--cleanrl", "ppo.py")
-    assert list(rows) == ["rl-lab", "rl-lab-default", "cleanrl"]
-    assert rows["cleanrl"]["last_return"] == 21.5 and rows["cleanrl"]["runs"] == 1  # 20, 21, 22, 23
-    assert rows["rl-lab-default"]["last_return"] == rows["rl-lab"]["last_return"]  # the same run
-
-
-def test_a_script_of_cleanrls_that_fails_says_why(capsys, place):
-    (place / "ppo.py").write_text("raise ValueError('on purpose')")
-    words = ["--steps", "4096", "--repeats", "1", "--peer", "cleanrl"]
-    _, rows = bench(capsys, "peers", *words, "--cleanrl", "ppo.py")
-    assert rows["cleanrl"]["detail"].endswith("exit code 1: ValueError: on purpose")
-    _, rows = bench(capsys, "peers", *words)
-    assert rows["cleanrl"]["detail"] == "give its own script: --cleanrl PATH/TO/ppo.py"
-
-
-def test_the_default_run_evaluates_and_logs():
-    job = Job(env="CartPole-v1", settings="matched", rollouts=4)
-    quiet, default = our_settings(job), equal_settings(job)
-    assert default["algorithm.entropy_coefficient"] == 0.01
-    assert {*quiet} - {*default} == {
-        "evaluation.every_steps",
-        "checkpoint.every_steps",
-        "logging.every_steps",
-    }
-
-
-def test_a_peer_that_is_absent_or_fails_has_a_row_of_its_own(capsys, monkeypatch):
-    from rl_lab.benchmarking import peers
-
-    def trained(name, job):
-        asked.append((name, job.seed))
-        if name == "plain":
-            raise RunError("plain: ValueError: on purpose")
-        return real(name, job)
-
-    asked, real = [], peers.trained
-    monkeypatch.setattr(peers, "trained", trained)
-    absent = Contestant("not here", "a_module_that_nobody_has", lambda job: None)
-    monkeypatch.setitem(CONTESTANTS, "sbx", absent)
-    words = ["--steps", "512", "--settings", "zoo", "--repeats", "2"]
-    _, rows = bench(capsys, "peers", *words, "--peer", "plain", "--peer", "sbx")
-    assert rows["sbx"]["detail"] == "not installed: pip install 'rl-lab[peers]'"
-    assert rows["plain"]["detail"] == "failed: plain: ValueError: on purpose"
-    # every round has another seed, and who failed once is not tried again
-    assert asked == [("rl-lab", 0), ("plain", 0), ("rl-lab", 1)]
-
-
-def test_who_cannot_play_says_so(capsys, monkeypatch):
-    from rl_lab.benchmarking import peers
-
-    asked = []
-    timed = Timed(steps_per_second=9, first_return=1, first_spread=1, last_return=3)
-    monkeypatch.setattr(
-        peers, "trained", lambda name, job: asked.append((name, job)) or peers.Measured(timed, 1.0)
-    )
-    words = ["--settings", "halfcheetah", "--peer", "jax", "--repeats", "1"]
-    _, rows = bench(capsys, "peers", *words)
-    assert rows["jax"]["detail"] == "plays CartPole-v1 only"
-    assert [(name, job.env) for name, job in asked] == [("rl-lab", "HalfCheetah-v5")]
-    assert asked[0][1].rollouts == 49  # of 2,048 steps: the first that is past 100,000
-    _, rows = bench(capsys, "peers", *words, "--env", "Pendulum-v1")
-    assert asked[1][1].env == "Pendulum-v1"
-
-
-def configured(job):
-    from rl_lab import api
-
-    words = [api.as_override(path, value) for path, value in our_settings(job).items()]
-    return api.configure(overrides=words)[0]
-
-
-@pytest.mark.parametrize("settings", [key for key in SETTINGS if key.startswith(("dqn", "sac"))])
-def test_our_replay_settings_are_those_of_the_others(settings):
-    values = SETTINGS[settings]
-    job = Job(env=values.env, settings=settings, rollouts=20_000 // values.train_every)
-    config = configured(job)
-    algorithm = config.algorithm
-    names = ("batch_size", "learning_starts", "gamma", "learning_rate", "train_every")
-    for name in (*names, "target_every", "target_rate"):
-        assert getattr(algorithm, name) == getattr(values, name)
-    assert algorithm.replay_ratio * values.train_every == values.gradient_steps
-    assert config.buffers["replay"].capacity == values.capacity
-    if values.algorithm == "dqn":
-        assert algorithm.epsilon(0) == 1.0
-        assert algorithm.epsilon(job.steps) == pytest.approx(values.epsilon)
-        assert algorithm.epsilon.finish == values.explored
-        assert tuple(config.network.encoder.hidden_dims) == values.hidden
-    else:
-        assert tuple(config.network.critic.hidden_dims) == values.hidden
-
-
-def test_the_plain_dqn_learns():
-    timed = plain_dqn.train(Job(env="CartPole-v1", settings="dqn_zoo", rollouts=40))
-    assert timed.steps == 40 * 256
-    assert timed.last_return > 1.5 * timed.first_return
-
-
-@pytest.mark.parametrize("settings", [key for key in SETTINGS if SETTINGS[key].algorithm == "ppo"])
-def test_our_settings_are_those_of_the_others(settings):
-    job = Job(env="CartPole-v1", settings=settings, rollouts=7)
-    config = configured(job)
-    values, algorithm = job.values, config.algorithm
-    assert config.training.total_timesteps == job.steps == 7 * values.rows
-    assert algorithm.minibatch_count(values.rows) * values.batch_size == values.rows
-    for name in ("rollout_steps", "epochs", "gamma", "gae_lambda", "max_grad_norm"):
-        assert getattr(algorithm, name) == getattr(values, name)
-    start = algorithm.learning_rate
-    if values.decay:
-        start = start(0)
-        assert algorithm.clip_range(job.steps) == algorithm.learning_rate(job.steps) == 0
-    assert start == values.learning_rate
-
-
-def test_the_plain_loop_takes_the_advantages_of_gae():
-    # gamma = 0.98, lambda = 0.8, together 0.784. The second of three steps ends its episode:
-    #   t2: delta = 1 + 0.98 * 9 - 3 = 6.82     (9 is the value after the rollout)
-    #   t1: delta = 1 - 2            = -1       nothing is carried over the end
-    #   t0: delta = 1 + 0.98 * 2 - 1 = 1.96,    advantage = 1.96 + 0.784 * -1 = 1.176
-    column = lambda *values: torch.tensor(values).unsqueeze(1)  # noqa: E731
-    rows = {
-        "reward": column(1.0, 1.0, 1.0),
-        "value": column(1.0, 2.0, 3.0),
-        "done": column(0.0, 1.0, 0.0),
-    }
-    found = plain_ppo.advantages(rows, torch.tensor([9.0]), SETTINGS["zoo"])
-    assert found.squeeze(1).numpy() == pytest.approx(np.array([1.176, -1.0, 6.82]), abs=1e-5)
-
-
-def test_the_plain_loop_plays_with_continuous_actions_and_truncation():
-    # Pendulum only ever truncates, after 200 steps: the seventh rollout of 32 is the first that
-    # finishes episodes, one of each environment, and they are still the last ones at the end.
-    timed = plain_ppo.train(Job(env="Pendulum-v1", settings="zoo", rollouts=8))
-    assert -2000 < timed.last_return == timed.first_return < -500
-    assert timed.first_spread > 0 and not timed.learned
-
-
 def test_the_default_place_is_used_only_if_it_exists(capsys, place):
     words = ["bench", "envs", "CartPole-v1", "--num-envs", "1", "--repeats", "1"]
     words += ["--seconds", "0.01"]
@@ -307,15 +130,6 @@ def test_the_default_place_is_used_only_if_it_exists(capsys, place):
         ("profile @last", "there are no runs"),
         ("profile CartPole-v1:poo", "did you mean 'ppo'?"),
         (f"profile {PPO} --steps 1024 --repeats 1", "give more"),
-        ("peers --settings mached", "did you mean 'matched'?"),
-        ("peers --peer plane", "did you mean 'plain'?"),
-        ("peers --steps 2000", "give at least 2048"),
-        ("peers --env CartPol-v1", "did you mean 'CartPole-v1'"),
-        ("peers --compile maybe", "write on or off"),
-        ("peers --cleanrl nowhere.py", "there is no such file"),
-        ("peers --every 100", "--every is for --until"),
-        ("peers --until 475 --settings zo", "did you mean 'zoo'?"),
-        ("peers --until 475 --steps 1024 --every 513", "2 evaluations do not fit"),
     ],
 )
 def test_mistakes_are_one_line(capsys, place, words, said):

@@ -7,9 +7,8 @@ import pytest
 pytest.importorskip("jax")
 
 import jax.numpy as jnp
-
-from rl_lab.benchmarking import plain_jax
-from rl_lab.benchmarking.settings import SETTINGS, Job
+from benchmarks.peers import plain_jax
+from benchmarks.peers.settings import SETTINGS, Job
 
 
 def test_its_cartpole_is_that_of_gymnasium():

@@ -1,21 +1,23 @@
-"""`rl-lab bench peers --until`: real trainings to returns that are reached at once, or never."""
+"""`--until` of benchmarks.peers: real trainings to returns that are reached at once, or never."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import pytest
 import torch
+from benchmarks.peers import plain_ppo, until
+from benchmarks.peers.contestants import CONTESTANTS, our_command
+from benchmarks.peers.settings import Job, Timed
+from benchmarks.peers.speed import Measured
 
 from rl_lab import api
-from rl_lab.benchmarking import plain_ppo, until
-from rl_lab.benchmarking.contestants import CONTESTANTS, our_command
-from rl_lab.benchmarking.peers import Measured
-from rl_lab.benchmarking.settings import Job, Timed
 from rl_lab.cli.main import main
 from rl_lab.core.errors import RunError
 
+ROOT = Path(__file__).parents[2]
 # A policy of the beginning lasts for 8 steps or more, so 5 is reached by the first evaluations.
 EASY = ["peers", "--until", "5", "--every", "256", "--steps", "2048", "--repeats", "1"]
 
@@ -140,8 +142,10 @@ def test_the_plain_loop_keeps_to_the_bounds():
 
 
 def test_nobody_pays_for_the_imports_of_others():
-    code = "import sys, rl_lab.benchmarking.worker; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = "import sys, benchmarks.peers.worker; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert not {"torch", "numpy", "gymnasium", "jax"} & set(done.stdout.split())
 
 

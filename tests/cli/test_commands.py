@@ -9,7 +9,7 @@ import yaml
 
 import rl_lab
 from rl_lab.cli.main import main
-from rl_lab.cli.train import _program
+from rl_lab.cli.printing import program
 from rl_lab.config.presets import PACKAGE_CONFIGS
 from tiny_runs import SMALL, SMALL_PPO
 
@@ -66,9 +66,9 @@ def test_commands_are_printed_as_they_can_be_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [str(tmp_path / "venv" / "bin" / "rl-lab"), "train"])
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert _program() == "venv/bin/rl-lab"
+    assert program() == "venv/bin/rl-lab"
     monkeypatch.setattr("shutil.which", lambda name: "/somewhere/rl-lab")
-    assert _program() == "rl-lab"
+    assert program() == "rl-lab"
 
 
 def test_quiet_prints_the_result_and_nothing_else(tmp_path, capsys):
@@ -99,7 +99,7 @@ def test_several_seeds_are_several_runs_and_one_table(tmp_path, capsys):
 
 
 def test_debug_is_a_small_run_unless_told_otherwise(capsys):
-    from rl_lab.cli.train import Request
+    from rl_lab.cli.request import Request
 
     words = ["CartPole-v1:ppo"]
     config, _ = Request(words=words, debug=True).configure(None)

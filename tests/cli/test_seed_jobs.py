@@ -10,7 +10,7 @@ import time
 import pytest
 
 from rl_lab.cli.main import main
-from rl_lab.cli.train import Request
+from rl_lab.cli.request import Request
 from rl_lab.core.errors import UserError
 from rl_lab.records.run_directory import list_runs
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rl_lab.cli.main import main
-from rl_lab.cli.train import Request
+from rl_lab.cli.request import Request
 
 PPO = ["CartPole-v1:ppo"]
 

@@ -183,6 +183,18 @@ def test_a_list_that_is_replaced_leaves_no_lines_of_the_old_one() -> None:
     assert places == {"list": "mine.yaml:2", "list.0": "mine.yaml:3", "list.0.y": "mine.yaml:3"}
 
 
+def test_a_config_file_that_is_not_there_may_be_an_example() -> None:
+    named = Path("configs/mine.yaml")
+    write("examples/configs/mine.yaml", "version: 1\nwho: example\n")
+    found = compose(None, [], config_file=named)
+    assert found.tree["who"] == "example"
+    assert str(found.origins["who"]) == "examples/configs/mine.yaml:2"
+    write("configs/mine.yaml", "version: 1\nwho: mine\n")
+    assert compose(None, [], config_file=named).tree["who"] == "mine"
+    with pytest.raises(UserError, match=r"configs/other\.yaml: no such file"):
+        compose(None, [], config_file=Path("configs/other.yaml"))
+
+
 def test_a_preset_name_does_not_lead_out_of_its_folder() -> None:
     write("outside.yaml", "version: 1\n")
     write("configs/experiment/inside.yaml", "version: 1\n")

@@ -1,1 +1,1 @@
-"""How fast: environments, collecting, updates, the stages of a run, and other libraries."""
+"""How fast this library is: environments, collecting, updates, the stages of a run."""

@@ -1,21 +1,27 @@
 """`rl-lab algorithms`: what can learn, and with which options."""
 
 import inspect
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from rl_lab.cli.arguments import Json, Plugins
 from rl_lab.cli.config import print_options
 from rl_lab.cli.printing import say, say_json, table, warn
 from rl_lab.core.errors import UserError
 
 
-def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
-    """Print all algorithms, or all options of one."""
+def algorithms(
+    name: Annotated[str | None, typer.Argument(help="all options of this one")] = None,
+    plugins: Plugins = None,
+    as_json: Json = False,
+) -> int:
+    """List the algorithms, or the options of one."""
     from rl_lab.config import catalog
     from rl_lab.config.schema import describe
     from rl_lab.core import registry
 
-    for file in plugins:
+    for file in plugins or []:
         catalog.load_plugin(str(file))
     if name is None:
         rows = []

@@ -26,6 +26,36 @@ def count(least: int) -> Callable[[Any], int]:
     return parse
 
 
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SPEC|KEY=VALUE", help="an experiment such as CartPole-v1:ppo, and overrides"
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="a YAML file instead of SPEC")
+]
+ConfigDirs = Annotated[
+    list[Path] | None,
+    typer.Option("--config-dir", metavar="DIR", help="a further folder of presets"),
+]
+Plugins = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", metavar="FILE.py", help="a local file that registers classes"),
+]
+TotalTimesteps = Annotated[
+    str | None,
+    typer.Option(
+        "--total-timesteps",
+        "--total_timesteps",
+        "--max-timesteps",
+        metavar="N",
+        help="environment steps of the run: 5000, 5e3, 5k, 1M",
+    ),
+]
+Seeds = Annotated[
+    str | None, typer.Option("--seed", metavar="SEEDS", help="1, 1,2,3 or 1-3: one run for each")
+]
 Run = Annotated[
     str,
     typer.Argument(

@@ -1,15 +1,14 @@
-"""`rl-lab bench`: how fast things are here, as ratios with their spread.
+"""`rl-lab bench`: how fast things are here, as ratios with their spread."""
 
-Words and options of its subcommands live here, as there are many; nothing heavy is imported.
-"""
-
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rl_lab.cli.arguments import Trust
+from rl_lab.cli.arguments import RUNS, Json, RunsDir, Trust
 from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from rl_lab.config.schema import RunConfig
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
-SWITCHES = {"on": True, "off": False}
+CHECKOUT = Path(__file__).resolve().parents[3]  # if the package is used from its source folder
 
 app = typer.Typer(
     help="Measure speed: everything in turns, each line a ratio with its spread.",
@@ -26,7 +25,6 @@ app = typer.Typer(
     context_settings=SETTINGS,
 )
 
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 Output = Annotated[
     Path | None,
     typer.Option(
@@ -70,7 +68,7 @@ def environments(
     from rl_lab.benchmarking.environments import bench_environments
 
     counts = _counts(num_envs)
-    return _run(
+    return run_bench(
         "envs",
         lambda tell: bench_environments(
             ids or [], counts, repeats=repeats, seconds=seconds, tell=tell
@@ -92,7 +90,7 @@ def collect(
     from rl_lab.benchmarking.collect import bench_collect
 
     config = _config(words)
-    return _run(
+    return run_bench(
         "collect",
         lambda tell: bench_collect(config, repeats=repeats, seconds=seconds, tell=tell),
         output,
@@ -118,7 +116,7 @@ def update(
     if modes is None:
         raise UserError(f"--compile {compile}: write both, off or on")
     config = _config(words)
-    return _run(
+    return run_bench(
         "update",
         lambda tell: bench_update(config, modes=modes, repeats=repeats, seconds=seconds, tell=tell),
         output,
@@ -126,104 +124,28 @@ def update(
     )
 
 
-@app.command(name="peers", context_settings=SETTINGS)
-def peers(
-    env: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="a Gymnasium id; default: that of the settings"),
-    ] = None,
-    settings: Annotated[
-        str | None,
-        typer.Option(
-            metavar="matched|zoo|quick|halfcheetah|dqn|dqn_zoo|sac",
-            help="matched: 8 x 128, 4 epochs of 4 minibatches; zoo: 8 x 32, 20 epochs, decaying; "
-            "quick: 128 x 32, 6 epochs of 4; "
-            "halfcheetah: 8 x 256, 10 epochs of 32; dqn: CleanRL's, dqn_zoo: RL Baselines3 Zoo's; "
-            "sac: one gradient step per step on Pendulum; default: matched, with --until zoo",
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="environment steps of each training")] = 100_000,
-    until: Annotated[
-        float | None,
-        typer.Option(
-            metavar="RETURN",
-            help="time from the command until evaluations in a row reach this; --steps is the most",
-        ),
-    ] = None,
-    every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="STEPS",
-            help="with --until: steps between evaluations; default: a tenth of --steps",
-        ),
-    ] = None,
-    repeats: Repeats = 5,
-    compile: Annotated[
-        str,
-        typer.Option(
-            metavar="on|off",
-            help="whether our own update is compiled; with --until, on adds a row for that",
-        ),
-    ] = "off",
-    threads: Annotated[
-        int, typer.Option(min=1, help="of everyone, each on a core; 2 pay for sac's wide layers")
-    ] = 1,
-    peer: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--peer",
-            help="only this one besides rl-lab: rl-lab-default, plain, sb3, sbx, cleanrl, jax; "
-            "repeatable",
-        ),
-    ] = None,
-    cleanrl: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="CleanRL's own ppo.py, which then takes part"),
-    ] = None,
-    output: Output = None,
-    as_json: Json = False,
-) -> int:
-    """Train here and in other libraries: equal settings, in turns, a process for each.
-
-    The ratio says how many times as fast rl-lab is. A row also says what the training took in all,
-    imports included, and whether it learned. Peers come with: pip install 'rl-lab[peers]'
-    """
-    from rl_lab.benchmarking.peers import bench_peers
-    from rl_lab.benchmarking.until import bench_until
-
-    if compile not in SWITCHES:
-        raise UserError(f"--compile {compile}: write on or off")
-    asked: dict[str, Any] = {
-        "env": env,
-        "settings": settings or ("matched" if until is None else "zoo"),
-        "steps": steps,
-        "repeats": repeats,
-        "compile": SWITCHES[compile],
-        "names": peer or [],
-        "threads": threads,
-    }
-    if until is not None:
-        return _run(
-            f"until-{asked['settings']}",
-            lambda tell: bench_until(until, every=every, tell=tell, **asked),
-            output,
-            as_json,
-            columns=ARRIVALS,
-        )
-    if cleanrl is not None and not cleanrl.is_file():
-        raise UserError(f"--cleanrl {cleanrl}: there is no such file")
-    asked["script"] = None if cleanrl is None else str(cleanrl.resolve())
-    if every is not None:
-        raise UserError("--every is for --until: say which return is to be reached")
-    return _run(
-        f"peers-{asked['settings']}{'-compiled' * SWITCHES[compile]}"
-        + (f"-{threads}-threads" if threads > 1 else ""),
-        lambda tell: bench_peers(tell=tell, **asked),
-        output,
-        as_json,
-        columns=TRAININGS,
-    )
+@app.command(
+    name="peers",
+    context_settings={
+        "allow_extra_args": True,
+        "ignore_unknown_options": True,
+        "help_option_names": [],  # its own page of help
+    },
+)
+def peers(context: typer.Context) -> int:
+    """Train here and in other libraries: equal settings, in turns. Needs a source checkout."""
+    sys.path.append(str(CHECKOUT))
+    try:
+        command = import_module("benchmarks.peers.command")  # outside of the package
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("benchmarks"):
+            raise
+        raise UserError(
+            "the comparison with other libraries is not part of the installed package: "
+            "in a source checkout, run `python -m benchmarks.peers`"
+        ) from None
+    words, name = context.args, "rl-lab bench peers"
+    return command.app(words, prog_name=name, standalone_mode=False) or 0
 
 
 @app.command(name="profile", context_settings=SETTINGS)
@@ -237,9 +159,7 @@ def profile(
     ],
     steps: Annotated[int, typer.Option(min=1, help="environment steps of each run")] = 50_000,
     repeats: Repeats = 3,
-    runs_dir: Annotated[
-        Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
-    ] = Path("runs"),
+    runs_dir: RunsDir = RUNS,
     trust: Trust = False,
     output: Output = None,
     as_json: Json = False,
@@ -249,7 +169,7 @@ def profile(
 
     spec, overrides = _split(words)
     config = config_of(spec, overrides, runs_dir, trust=trust)
-    return _run(
+    return run_bench(
         "profile",
         lambda tell: bench_profile(config, steps=steps, repeats=repeats, tell=tell),
         output,
@@ -260,18 +180,9 @@ def profile(
 # ------------------------------------------------------------------- what they share
 
 Columns = Mapping[str, Callable[[Mapping[str, Any]], Any]]  # title -> what to take from a row
-TRAININGS: Columns = {
-    "seconds in all": lambda row: row["total_seconds"],
-    "return": lambda row: f"{row['first_return']:.1f} → {row['last_return']:.1f}",
-    "learned": lambda row: f"{row['learned']} of {row['runs']}",
-}
-ARRIVALS: Columns = {
-    "steps": lambda row: int(row["steps"]),
-    "arrived": lambda row: f"{row['reached']} of {row['rounds']}",
-}
 
 
-def _run(
+def run_bench(
     name: str,
     measure: Callable[[Callable[[str], None]], "Report"],
     output: Path | None,

@@ -8,6 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import typer
+
+from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Plugins, RunsDir
 from rl_lab.cli.printing import pairs, say, say_json, warn
 from rl_lab.cli.smoke import StoppedError
 from rl_lab.core.errors import UserError
@@ -27,15 +30,22 @@ TINY: dict[str, Any] = {
     "compute.compile": "off",
 }
 
+app = typer.Typer(
+    help="Prove what an environment, an algorithm or this machine can do.",
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+)
 
-def environment(id: str, *, plugins: Sequence[Path], as_json: bool) -> int:
-    """What an environment does, and its snapshot level, proven in a second process."""
+
+@app.command(name="env", context_settings=SETTINGS)
+def environment(id: str, plugins: Plugins = None, as_json: Json = False) -> int:
+    """Check what an environment returns, and prove in a second process how exactly it resumes."""
     from rl_lab.config import catalog
     from rl_lab.envs.behavior import FAIL, OK, RENDERING, WARN, Check, check_behavior
     from rl_lab.envs.check import check_env
     from rl_lab.envs.make import find
 
-    modules = [_module_of(catalog.load_plugin(str(file))) for file in plugins]
+    modules = [_module_of(catalog.load_plugin(str(file))) for file in plugins or []]
     find(id)  # a wrong name is told before anything else
     checks = check_behavior(id)
     report = None
@@ -78,18 +88,20 @@ def _module_of(file: str) -> str:
     )
 
 
-def algorithm(name: str, *, plugins: Sequence[Path], as_json: bool) -> int:
-    """Two tiny runs, one of them interrupted: are they the same, bit for bit?"""
+@app.command(context_settings=SETTINGS)
+def algorithm(name: str, plugins: Plugins = None, as_json: Json = False) -> int:
+    """Prove that an interrupted run of an algorithm equals an uninterrupted one."""
     from rl_lab.config import catalog
     from rl_lab.core import registry
 
-    for file in plugins:
+    files = plugins or []
+    for file in files:
         catalog.load_plugin(str(file))
     registry.get("workflow", name)  # a wrong name is told before anything else
     refusals = []
     for id in STAND_INS:
         try:
-            different = compare_interrupted(id, name, plugins)
+            different = compare_interrupted(id, name, files)
         except UserError as error:
             warn(f"{id} does not do: {str(error).splitlines()[0]}")
             refusals.append(f"{id}: {error}")
@@ -162,8 +174,9 @@ def _interruption() -> Any:
     return Interruption()
 
 
-def install(runs_dir: Path, *, as_json: bool) -> int:
-    """Versions, compiler, device, and whether runs can be written."""
+@app.command(context_settings=SETTINGS)
+def install(runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
+    """Show versions, compiler, device, and whether runs can be written."""
     import platform
     from importlib.metadata import version
 

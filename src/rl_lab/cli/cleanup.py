@@ -4,26 +4,35 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_lab.analysis.cleanup import REASONS, Verdict, execute, plan
+from rl_lab.cli.arguments import RUNS, Json, RunsDir
 from rl_lab.cli.printing import say, say_json, table, warn
 from rl_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_lab.analysis.cleanup import Verdict
 
 COLUMNS = ["id", "name", "status", "best", "updated", "size"]
 
 
-def run(
-    *,
-    keep_best: int,
-    keep_recent: int,
-    dry_run: bool,
-    yes: bool,
-    runs_dir: Path,
-    as_json: bool,
+def cleanup(
+    keep_best: Annotated[
+        int, typer.Option(min=0, metavar="N", help="the best runs of each environment are kept")
+    ] = 10,
+    keep_recent: Annotated[
+        int, typer.Option(min=0, metavar="DAYS", help="runs active in the last days are kept")
+    ] = 30,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would go")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
 ) -> int:
-    """Show what would go, ask, and remove it."""
+    """Free disk space: remove checkpoints, videos and events of old runs, not of the best ones."""
+    from rl_lab.analysis.cleanup import execute, plan
+
     verdicts = plan(runs_dir, keep_best=keep_best, keep_recent=keep_recent)
     doomed = [each for each in verdicts if each.kept is None and each.size]
     kept = Counter(each.kept for each in verdicts if each.kept)
@@ -63,7 +72,9 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def _tell(doomed: Sequence[Verdict], kept: Counter[str], runs_dir: Path) -> None:
+def _tell(doomed: Sequence["Verdict"], kept: Counter[str], runs_dir: Path) -> None:
+    from rl_lab.analysis.cleanup import REASONS
+
     if doomed:
         say(table([{**each.row, "size": size(each.size)} for each in doomed], COLUMNS))
     total = size(sum(each.size for each in doomed))

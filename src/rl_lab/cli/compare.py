@@ -2,11 +2,13 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from rl_lab.cli.arguments import RUNS, Json, RunsDir
 from rl_lab.cli.printing import cell, say, say_json, table, warn
 from rl_lab.core.counts import read_count
 from rl_lab.core.errors import UserError
@@ -20,54 +22,54 @@ WIDTH = 100  # columns of a terminal that every line fits
 LONGEST_NAME = 24  # of a method; longer ones have letters
 PICTURES = (".svg", ".html", ".png")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the words of the command line ask for."""
-
-    runs: Sequence[str]
-    runs_dir: Path
-    group: str = ""
-    metrics: str = "reward"
-    at: str = ""
-    scales: Sequence[str] = ()
-    filters: Sequence[str] = ()
-
-    def comparison(self, display: "Display") -> "Comparison":
-        """Read the runs and compare them."""
-        from rl_lab.analysis.compare import compare
-        from rl_lab.analysis.groups import select_runs
-        from rl_lab.analysis.query import parse_filter
-
-        if not self.runs and not self.group and not self.filters:
-            raise UserError(
-                "name runs (ids, folders, 'CartPole-*'), choose them with --filter, or take all of "
-                "them with --group"
-            )
-        metrics = listed(self.metrics)
-        if not metrics:
-            raise UserError("--metrics needs at least one name, such as reward")
-        filters = [parse_filter(word) for word in self.filters]
-        return compare(
-            select_runs(
-                self.runs, self.runs_dir, filters, warn=lambda line: warn(f"warning: {line}")
-            ),
-            keys=listed(self.group),
-            metrics=metrics,
-            at=[_step(text) for text in listed(self.at)],
-            scales=dict(map(_scale, self.scales)),
-            display=display,
-        )
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="RUN...", help="runs: @last, ids, folders, or 'CartPole-*'"),
+]
+Filters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter",
+        metavar="KEY=VALUE",
+        help="only such runs, as in `list`: algorithm=ppo, 'reward>400', tag=paper",
+    ),
+]
+Group = Annotated[
+    str,
+    typer.Option(
+        metavar="KEYS",
+        help="what makes a group: environment,algorithm or any config keys; else all but the seed",
+    ),
+]
+Metrics = Annotated[str, typer.Option(metavar="NAMES", help="reward, loss or metrics; main first")]
+At = Annotated[str, typer.Option(metavar="STEPS", help="compare at these environment steps too")]
+Scale = Annotated[
+    list[str] | None,
+    typer.Option("--scale", metavar="TASK=LOW:HIGH", help="which results count as 0 and as 1"),
+]
 
 
-def run(request: Request, *, plot: Path | None, as_json: bool) -> int:
-    """Print the tables, and draw them if a file is named."""
+def compare(
+    runs: Runs = None,
+    filters: Filters = None,
+    group: Group = "",
+    metrics: Metrics = "reward",
+    at: At = "",
+    scale: Scale = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="draw curves and profiles: .svg, .html or .png"),
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Compare groups of runs: intervals, who is better, and what makes that doubtful."""
     from rl_lab.display.metric_style import load_display
 
     if plot is not None and plot.suffix not in PICTURES:
         raise UserError(f"--plot {plot}: name a file that ends in .svg, .html or .png")
     display = load_display()
-    found = request.comparison(display)
+    found = compare_groups(runs, filters, group, metrics, at, scale, runs_dir, display)
     if plot is not None:
         _draw(found, plot, display)
     if as_json:
@@ -81,6 +83,39 @@ def run(request: Request, *, plot: Path | None, as_json: bool) -> int:
             line = line.replace(f" {method}:", f" {letter}:")
         warn(_wrapped(f"warning: {line}"))
     return 0
+
+
+def compare_groups(
+    runs: Sequence[str] | None,
+    filters: Sequence[str] | None,
+    group: str,
+    metrics: str,
+    at: str,
+    scales: Sequence[str] | None,
+    runs_dir: Path,
+    display: "Display",
+) -> "Comparison":
+    """Read the runs that the options of `compare` and `export` select, and compare them."""
+    from rl_lab.analysis.compare import compare
+    from rl_lab.analysis.groups import select_runs
+    from rl_lab.analysis.query import parse_filter
+
+    if not runs and not group and not filters:
+        raise UserError(
+            "name runs (ids, folders, 'CartPole-*'), choose them with --filter, or take all of "
+            "them with --group"
+        )
+    if not listed(metrics):
+        raise UserError("--metrics needs at least one name, such as reward")
+    conditions = [parse_filter(word) for word in filters or []]
+    return compare(
+        select_runs(runs or [], runs_dir, conditions, warn=lambda line: warn(f"warning: {line}")),
+        keys=listed(group),
+        metrics=listed(metrics),
+        at=[_step(text) for text in listed(at)],
+        scales=dict(map(_scale, scales or [])),
+        display=display,
+    )
 
 
 def listed(text: str) -> list[str]:

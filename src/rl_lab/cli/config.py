@@ -3,10 +3,24 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from rl_lab.cli.arguments import (
+    RUNS,
+    ConfigDirs,
+    ConfigFile,
+    Json,
+    Plugins,
+    RunsDir,
+    Seeds,
+    TotalTimesteps,
+    Trust,
+    Words,
+)
 from rl_lab.cli.printing import say, say_json, table, warn
-from rl_lab.cli.train import Request
+from rl_lab.cli.request import Request
 from rl_lab.core.errors import UserError
 
 WIDEST = 60  # an origin stands in this column at the latest
@@ -15,10 +29,49 @@ DEFAULT = "default"
 MEASURED = {"environment.vectorization", "compute.threads"}  # `auto` may try the environment
 
 
-def run(
+def config(
+    words: Words = None,
+    config_file: ConfigFile = None,
+    config_dirs: ConfigDirs = None,
+    plugins: Plugins = None,
+    seed: Seeds = None,
+    total_timesteps: TotalTimesteps = None,
+    diff: Annotated[
+        str | None, typer.Option(metavar="RUN", help="only what differs from this run")
+    ] = None,
+    options: Annotated[
+        bool, typer.Option("--options", "--describe", help="every option, its type and meaning")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="with `migrate FILE`: put the result in its place")
+    ] = False,
+    trust: Trust = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Print the whole configuration, and where each value comes from.
+
+    `rl-lab config migrate FILE` prints an older file under the keys of today.
+    """
+    if words and words[0] == "migrate":
+        return _migrate(words[1:], write=write)
+    request = Request(
+        words=words or [],
+        config_file=config_file,
+        config_dirs=config_dirs or [],
+        plugins=plugins or [],
+        seed=seed,
+        total_timesteps=total_timesteps,
+        trust=trust,
+        runs_dir=runs_dir,
+    )
+    return print_config(request, diff_with=diff, options=options, as_json=as_json)
+
+
+def print_config(
     request: Request, *, diff_with: str | None = None, options: bool = False, as_json: bool = False
 ) -> int:
-    """Print the configuration that the words mean."""
+    """Print the configuration that a request means."""
     from rl_lab.config.schema import to_tree
 
     config, composed = request.configure(request.seeds[0])
@@ -36,16 +89,17 @@ def run(
     return 0
 
 
-def migrate(words: Sequence[str], *, write: bool) -> int:
+def _migrate(words: Sequence[str], *, write: bool) -> int:
     """Print a config file under the keys of today, or put that in its place."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     from rl_lab.api import configure
+    from rl_lab.config.presets import find_file
     from rl_lab.records.commit import write_atomically
 
     if len(words) != 1:
         raise UserError("write `rl-lab config migrate FILE`, with the name of one YAML file")
-    file = Path(words[0])
+    file = find_file(Path(words[0]))
     _, composed = configure(config_file=file)  # what cannot be used is refused, not written
     text = yaml.safe_dump(composed.tree, sort_keys=False, allow_unicode=True, width=100)
     for note in composed.notes or [f"{file}: nothing to rename"]:

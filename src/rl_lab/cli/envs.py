@@ -1,19 +1,25 @@
 """`rl-lab envs`: the environments that can be trained on here, and their presets."""
 
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from rl_lab.cli.arguments import ConfigDirs, Json
 from rl_lab.cli.printing import say, say_json, table
 from rl_lab.core.errors import UserError
 
 
-def run(text: str, *, config_dirs: Sequence[Path], as_json: bool) -> int:
-    """Print the ids that contain a text."""
+def envs(
+    text: Annotated[str, typer.Argument(help="only ids that contain this")] = "",
+    config_dirs: ConfigDirs = None,
+    as_json: Json = False,
+) -> int:
+    """List the environments, and the presets of each."""
     from rl_lab.config.presets import list_presets, split_spec
     from rl_lab.envs.make import families, list_environments, needed_extra
 
     presets: dict[str, list[str]] = {}
-    for spec in list_presets(config_dirs):
+    for spec in list_presets(config_dirs or []):
         id, variant = split_spec(spec)
         if variant is not None:
             presets.setdefault(id, []).append(variant)

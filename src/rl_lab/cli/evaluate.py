@@ -1,25 +1,29 @@
 """`rl-lab evaluate`: play a trained policy on seeds of its own."""
 
-from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from rl_lab.cli.arguments import RUNS, Json, Run, RunsDir, Trust, count
 from rl_lab.cli.printing import say, say_json, spread, warn
 
 
-def run(
-    reference: str,
-    *,
-    episodes: int,
-    sample: bool,
-    seed: int | None,
-    trust: bool,
-    runs_dir: Path,
-    as_json: bool,
+def evaluate(
+    run: Run,
+    episodes: Annotated[
+        int, typer.Option(parser=count(1), metavar="N", help="episodes to play")
+    ] = 100,
+    sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
+    trust: Trust = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
 ) -> int:
-    """Print the return's mean and deviation."""
+    """Play a trained policy on episodes that it has never seen."""
     from rl_lab import api
 
     result = api.evaluate(
-        reference,
+        run,
         episodes=episodes,
         sample=sample,
         seed=seed,

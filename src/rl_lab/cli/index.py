@@ -1,13 +1,22 @@
 """`rl-lab index`: the index can always be made again from the run folders."""
 
-from pathlib import Path
+import typer
 
+from rl_lab.cli.arguments import RUNS, SETTINGS, Json, RunsDir
 from rl_lab.cli.printing import say, say_json
 from rl_lab.core.errors import UserError
 
+app = typer.Typer(help="The index over all runs.", rich_markup_mode=None, context_settings=SETTINGS)
 
-def rebuild(runs_dir: Path, *, as_json: bool) -> int:
-    """Read every run folder and write the index anew."""
+
+@app.callback()
+def index() -> None:
+    """The index over all runs."""
+
+
+@app.command(context_settings=SETTINGS)
+def rebuild(runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
+    """Make the index again from the run folders."""
     import sqlite3
 
     from rl_lab.records.index import Index

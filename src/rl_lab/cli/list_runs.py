@@ -3,34 +3,51 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from rl_lab.analysis import query
+from rl_lab.cli.arguments import RUNS, Json, RunsDir
 from rl_lab.cli.printing import cell, say, say_json, table
 from rl_lab.core.errors import UserError
-from rl_lab.records import index
 
 COLUMNS = ["id", "name", "status", "env_steps", "best", "algorithm", "environment", "seed"]
 GROUP_COLUMNS = ["name", "seeds", "finished", "env_steps", "best", "last_return", "experiment"]
 SOMETIMES = ["tags", "group", "parent"]  # shown when a run has one
 
 
-def run(
-    *,
-    filters: Sequence[str],
-    sort: str | None,
-    ascending: bool | None,
-    limit: int,
-    grouped: bool,
-    runs_dir: Path,
-    as_json: bool,
-    as_csv: bool,
+def list_runs(
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="KEY=VALUE",
+            help="only such runs; also != < <= > >=, tag=NAME, * in text; all of several must hold",
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="by reward, loss, best or another column or metric"),
+    ] = None,
+    ascending: Annotated[
+        bool | None,
+        typer.Option("--ascending/--descending", help="which end first; if not said: the best"),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="how many runs; 0: all")] = 20,
+    grouped: Annotated[
+        bool, typer.Option("--group", help="one line per experiment, over its seeds")
+    ] = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="print CSV, with all metrics")] = False,
 ) -> int:
-    """Print a table of runs, or of experiments."""
+    """List the runs, newest first."""
+    from rl_lab.records import index
+
     if as_json and as_csv:
         raise UserError("--json and --csv: choose one of them")
-    conditions = [query.parse_filter(word) for word in filters]
+    conditions = [query.parse_filter(word) for word in filters or []]
     # Metrics only if somebody asks for one: of ten thousand runs they take as long as the rest.
     keys = [*(each.key for each in conditions), *([sort] if sort else [])]
     quick = not (as_json or as_csv) and set(keys) <= set(index.COLUMNS)
@@ -50,7 +67,7 @@ def run(
     elif not found:
         say(f"no runs in {runs_dir}: start one with `rl-lab train CartPole-v1:ppo`")
     elif not rows:
-        say(f"none of the {len(found)} runs in {runs_dir} fulfils {' and '.join(filters)}")
+        say(f"none of the {len(found)} runs in {runs_dir} fulfils {' and '.join(filters or [])}")
     else:
         say(group_table(shown, [sort] if sort else []) if grouped else run_table(shown, keys))
         if len(shown) < len(rows):

@@ -9,18 +9,39 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
-from rl_lab.cli.printing import say, say_json
-from rl_lab.cli.train import _program
+import typer
+
+from rl_lab.cli.arguments import SETTINGS, Json
+from rl_lab.cli.printing import program, say, say_json
 from rl_lab.core.errors import UserError
 
 SKELETONS = Path(__file__).resolve().parent.parent / "skeletons"
 # kind -> what the skeletons are called until they are copied
 NAMES = {"algorithm": "my_algorithm", "env": "my_env"}
 
+app = typer.Typer(
+    help="A working start for something of your own.",
+    rich_markup_mode=None,
+    context_settings=SETTINGS,
+)
 
-def algorithm(name: str, *, directory: Path, as_json: bool) -> int:
-    """Write NAME.py, test_NAME.py and NAME.yaml, which train, resume and pass as they are."""
+
+@app.callback()
+def new() -> None:
+    """A working start for something of your own."""
+
+
+@app.command(context_settings=SETTINGS)
+def algorithm(
+    name: Annotated[str, typer.Argument(help="a small word such as my_algorithm")],
+    directory: Annotated[
+        Path, typer.Option("--directory", metavar="DIR", help="where to write it")
+    ] = Path(),
+    as_json: Json = False,
+) -> int:
+    """Write an algorithm that already trains and resumes, with its test and its preset."""
     from rl_lab.config import catalog  # noqa: F401  declares the built-in names
     from rl_lab.core import registry
 
@@ -31,8 +52,15 @@ def algorithm(name: str, *, directory: Path, as_json: bool) -> int:
     return _write("algorithm", name, name, directory, check, as_json=as_json)
 
 
-def environment(name: str, *, directory: Path, as_json: bool) -> int:
-    """The same for an environment, which is registered as `Name-v0`."""
+@app.command(name="env", context_settings=SETTINGS)
+def environment(
+    name: Annotated[str, typer.Argument(help="a small word such as my_env")],
+    directory: Annotated[
+        Path, typer.Option("--directory", metavar="DIR", help="where to write it")
+    ] = Path(),
+    as_json: Json = False,
+) -> int:
+    """Write an environment that can be trained on at once, with its test and its preset."""
     from rl_lab.envs.make import list_environments
 
     id = f"{_camel(name)}-v0"
@@ -107,7 +135,7 @@ def _commands(kind: str, name: str, registered: str, directory: Path) -> list[st
     this = sys.executable
     python = "python" if shutil.which("python") == this else os.path.relpath(this)
     return [
-        shlex.join([_program(), "train", "--config", preset]),
-        shlex.join([_program(), "check", kind, registered, "--plugin", code]),
+        shlex.join([program(), "train", "--config", preset]),
+        shlex.join([program(), "check", kind, registered, "--plugin", code]),
         shlex.join([python, test]),
     ]

@@ -1,24 +1,36 @@
 """`rl-lab play`: watch a trained policy, in a window or as a film."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from rl_lab.cli.arguments import RUNS, Json, Run, RunsDir, Trust, count
 from rl_lab.cli.printing import cell, say, say_json, warn
 
 
-def run(
-    reference: str,
-    *,
-    episodes: int,
-    sample: bool,
-    seed: int | None,
-    max_steps: int | None,
-    video: Path | None,
-    trust: bool,
-    runs_dir: Path,
-    as_json: bool,
+def play(
+    run: Run,
+    episodes: Annotated[
+        int, typer.Option(parser=count(1), metavar="N", help="episodes to play")
+    ] = 1,
+    sample: Annotated[bool, typer.Option("--sample", help="sample actions, not the mode")] = False,
+    seed: Annotated[int | None, typer.Option(min=0, help="other episodes")] = None,
+    max_steps: Annotated[
+        int | None,
+        typer.Option(parser=count(1), metavar="N", help="end episodes after this many steps"),
+    ] = None,
+    video: Annotated[
+        Path | None, typer.Option(metavar="FILE.mp4|.gif", help="write a video, and open no window")
+    ] = None,
+    trust: Trust = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
 ) -> int:
-    """Print a line for each episode, then the mean and where the film is."""
+    """Watch a trained policy, in a window or as a video: play @best --video best.mp4.
+
+    Without a screen a video goes into the run's folder videos/. Ctrl-C ends it and keeps the video.
+    """
     from rl_lab import api
 
     def tell(number: int, episode: Any) -> None:
@@ -27,7 +39,7 @@ def run(
             say(f"episode {number}: return {cell(episode.total)}, {episode.length:,} steps, {end}")
 
     result = api.play(
-        reference,
+        run,
         episodes=episodes,
         sample=sample,
         seed=seed,
@@ -41,10 +53,10 @@ def run(
     if as_json:
         say_json(result.to_tree())
     else:
-        count = len(result.played)
-        plural = "episode" if count == 1 else "episodes"
+        number = len(result.played)
+        plural = "episode" if number == 1 else "episodes"
         mean = cell(result.return_mean)
-        say(f"return {mean} ({count} {plural}) · run {result.run} at step {result.step:,}")
+        say(f"return {mean} ({number} {plural}) · run {result.run} at step {result.step:,}")
         if result.video is not None:
             say(f"video: {result.video}")
     if result.exit_code:

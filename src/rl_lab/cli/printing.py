@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
 
 from rl_lab.records.formatting import visible
@@ -100,3 +102,11 @@ def spread(numbers: Mapping[str, Any]) -> str:
     mean, deviation = numbers["return_mean"], numbers["return_std"]
     digits = 1 if abs(mean) >= 10 else 3
     return f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
+
+
+def program() -> str:
+    """How this command can be typed again: by its path while `rl-lab` is not on the PATH."""
+    called = Path(sys.argv[0])
+    if called.name != "rl-lab" or shutil.which("rl-lab"):
+        return "rl-lab"
+    return os.path.relpath(called)

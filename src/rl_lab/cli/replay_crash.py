@@ -1,15 +1,25 @@
 """`rl-lab replay-crash`: meet a NaN again, in a process of its own."""
 
-from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from rl_lab.cli.arguments import RUNS, Json, RunsDir, Trust
 from rl_lab.cli.printing import say, say_json
 
 
-def run(reference: str, *, trust: bool, runs_dir: Path, as_json: bool) -> int:
-    """Exit code 1 if it fails again (with the same error, or another), 0 if it goes well."""
+def replay_crash(
+    dump: Annotated[
+        str, typer.Argument(help="a folder RUN/crash/step_…, or a run: its newest dump")
+    ],
+    trust: Trust = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Reproduce a numerical crash from its dump (exit code 1: it fails again, 0: it does not)."""
     from rl_lab.run.crash_replay import replay
 
-    found = replay(reference, runs_dir, trust=trust)
+    found = replay(dump, runs_dir, trust=trust)
     if as_json:
         say_json(
             {

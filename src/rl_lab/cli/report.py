@@ -2,37 +2,48 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 from zlib import crc32
 
-from rl_lab.cli.compare import listed
+import typer
+
+from rl_lab.cli.arguments import RUNS, Json, RunsDir
+from rl_lab.cli.compare import Filters, Group, Runs, listed
 from rl_lab.cli.printing import say, say_json, warn
 from rl_lab.core.errors import UserError
 
 
-def run(
-    references: Sequence[str],
-    *,
-    filters: Sequence[str],
-    group: str,
-    output: Path | None,
-    runs_dir: Path,
-    as_json: bool,
+def report(
+    runs: Runs = None,
+    filters: Filters = None,
+    group: Group = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="of a group's report; one run has its own"
+        ),
+    ] = None,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
 ) -> int:
-    """Write the report; one run has it in its folder."""
+    """Write report.md and a self-contained report.html of a run, or of several together."""
     from rl_lab.analysis.groups import select_runs
     from rl_lab.analysis.query import parse_filter
     from rl_lab.analysis.report import write_group_report, write_report
 
-    conditions = [parse_filter(word) for word in filters]
-    runs = select_runs(references, runs_dir, conditions, warn=lambda line: warn(f"warning: {line}"))
+    references = runs or ([] if group or filters else ["@last"])
+    conditions = [parse_filter(word) for word in filters or []]
+    found = select_runs(
+        references, runs_dir, conditions, warn=lambda line: warn(f"warning: {line}")
+    )
     try:
-        if len(runs) == 1 and not group:
+        if len(found) == 1 and not group:
             if output is not None:
                 raise UserError("--output is for several runs: one has its report in its folder")
-            files = write_report(runs[0].directory)
+            files = write_report(found[0].directory)
         else:
-            folder = output or runs_dir / "reports" / _name(references, filters, group)
-            files = write_group_report(runs, folder, listed(group))
+            folder = output or runs_dir / "reports" / _name(references, filters or [], group)
+            files = write_group_report(found, folder, listed(group))
     except OSError as error:
         raise UserError(f"cannot write the report: {error.strerror}: {error.filename}") from error
     if as_json:

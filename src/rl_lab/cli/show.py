@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rl_lab.cli.arguments import RUNS, Json, Run, RunsDir
 from rl_lab.cli.printing import pairs, say, say_json, spread, table
-from rl_lab.display.metric_style import Display, load_display
 from rl_lab.records.formatting import saved_as
-from rl_lab.records.index import row_of, true_status
 from rl_lab.records.metrics import STEP, iterate_metrics
+
+if TYPE_CHECKING:
+    from rl_lab.display.metric_style import Display
 
 FROM_SUMMARY = (
     *("env_steps", "total_timesteps", "updates", "episodes", "best", "best_step", "last_return"),
@@ -17,10 +19,12 @@ FROM_SUMMARY = (
 )
 
 
-def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
-    """Print settings, results, checkpoints, costs and the last metrics of a run."""
+def show(run: Run = "@last", runs_dir: RunsDir = RUNS, as_json: Json = False) -> int:
+    """Show one run: its settings, results and checkpoints."""
+    from rl_lab.display.metric_style import load_display
+
     display = load_display()
-    facts = gather(reference, runs_dir, display)
+    facts = gather(run, runs_dir, display)
     if as_json:
         say_json(facts)
         return 0
@@ -69,9 +73,10 @@ def run(reference: str, *, runs_dir: Path, as_json: bool) -> int:
     return 0
 
 
-def gather(reference: str, runs_dir: Path, display: Display) -> dict[str, Any]:
+def gather(reference: str, runs_dir: Path, display: "Display") -> dict[str, Any]:
     """Everything that is known about a run."""
     from rl_lab.records.config_file import at, load_tree
+    from rl_lab.records.index import row_of, true_status
     from rl_lab.records.run_directory import find_run
     from rl_lab.records.source import code_change
 
@@ -105,7 +110,7 @@ def counted(parameters: Mapping[str, int] | None) -> str | None:
 
 
 def last_and_best(
-    rows: Iterable[Mapping[str, Any]], display: Display
+    rows: Iterable[Mapping[str, Any]], display: "Display"
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The last row, and the best value of each metric where one direction is good."""
     last: Mapping[str, Any] = {}
@@ -122,7 +127,7 @@ def last_and_best(
 
 
 def metric_rows(
-    last: Mapping[str, float], best: Mapping[str, float], display: Display
+    last: Mapping[str, float], best: Mapping[str, float], display: "Display"
 ) -> dict[str, str]:
     """One line per metric in the order of metrics.yaml; a star marks what matters most."""
     lines = {}

@@ -5,8 +5,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from rl_lab.cli.arguments import ConfigDirs, Json, count
 from rl_lab.cli.printing import say, say_json, table, warn
 from rl_lab.core.errors import UserError
 
@@ -33,26 +36,31 @@ class StoppedError(Exception):
         super().__init__(f"stopped with exit code {code}")
 
 
-def run(
-    text: str,
-    *,
-    timesteps: int,
-    presets: bool,
-    envs: bool,
-    limit: int,
-    config_dirs: Sequence[Path],
-    as_json: bool,
+def smoke(
+    text: Annotated[str, typer.Argument(help="only what has this in its name")] = "",
+    timesteps: Annotated[
+        int,
+        typer.Option(parser=count(1), metavar="N", help="environment steps of each training"),
+    ] = 2_000,
+    only_presets: Annotated[bool, typer.Option("--presets", help="train the presets only")] = False,
+    only_envs: Annotated[bool, typer.Option("--envs", help="step the environments only")] = False,
+    limit: Annotated[
+        int, typer.Option(min=0, metavar="N", help="at most this many of each; 0: all")
+    ] = 0,
+    config_dirs: ConfigDirs = None,
+    as_json: Json = False,
 ) -> int:
-    """Try everything that has the text in its name; exit code 1 if anything failed."""
+    """Train every preset briefly, and step every environment at random: does it run here?"""
     from rl_lab.config.presets import list_presets
     from rl_lab.envs.make import list_environments
 
     jobs: list[tuple[str, str, Callable[[], None]]] = []
-    if presets:
-        named = [each for each in list_presets(config_dirs) if text.lower() in each.lower()]
+    folders = config_dirs or []
+    if only_presets or not only_envs:
+        named = [each for each in list_presets(folders) if text.lower() in each.lower()]
         for name in named[: limit or None]:
-            jobs.append(("train", name, _training(name, timesteps, config_dirs)))
-    if envs:
+            jobs.append(("train", name, _training(name, timesteps, folders)))
+    if only_envs or not only_presets:
         for id in list_environments(text)[: limit or None]:
             jobs.append(("step", id, _stepping(id, timesteps)))
     if not jobs:

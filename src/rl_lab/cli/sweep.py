@@ -6,13 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
-from rl_lab.cli.arguments import RUNS, SETTINGS, Json, RunsDir
+from rl_lab.cli.arguments import RUNS, Json, RunsDir
 
-app = typer.Typer(rich_markup_mode=None, context_settings=SETTINGS)
 SHOWN = 20  # trials of a dry run, or of the table at the end
 
 
-@app.command(context_settings=SETTINGS)
 def sweep(
     file: Annotated[
         Path | None, typer.Argument(metavar="SWEEP", help="a file, or the name of a shipped one")
@@ -49,7 +47,7 @@ def sweep(
     if engine != "local":
         raise UserError(f"--engine {engine}: only local is there for now")
     if (file is None) == (config_file is None):
-        raise UserError("name one sweep file, such as configs/sweeps/ppo_sweep.yaml")
+        raise UserError("name one sweep file, or a shipped one such as cartpole_ppo")
     asked = read_sweep(file or config_file or Path(), base)
     if number is not None:
         asked = replace(asked, parallel_jobs=number)

@@ -1,117 +1,115 @@
 """`rl-lab train`: a new run per seed, or an old one continued; then the result and what is next."""
 
 import os
-import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rl_lab.cli.printing import say, say_json, spread, table, warn
+import typer
+
+from rl_lab.cli.arguments import (
+    RUNS,
+    ConfigDirs,
+    ConfigFile,
+    Json,
+    Plugins,
+    RunsDir,
+    Seeds,
+    TotalTimesteps,
+    Trust,
+    Words,
+)
+from rl_lab.cli.printing import program, say, say_json, spread, table, warn
+from rl_lab.cli.request import Request, is_override, key_of
 from rl_lab.core.errors import UserError
 from rl_lab.records.formatting import from_here
 
-SMALL = ("training.total_timesteps=2_000", "evaluation.test_episodes=2", "compute.compile=off")
 RESUME_WORD = "training.resume_path"
-MOST_SEEDS = 1_000  # of one range
 
 
-@dataclass(kw_only=True)
-class Request:
-    """What was typed."""
+def train(
+    words: Words = None,
+    config_file: ConfigFile = None,
+    config_dirs: ConfigDirs = None,
+    plugins: Plugins = None,
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN[:STEP]", help="continue a run, bit for bit")
+    ] = None,
+    fork: Annotated[
+        str | None,
+        typer.Option(metavar="RUN[:STEP]", help="go on from a checkpoint as a new run"),
+    ] = None,
+    schedules: Annotated[
+        str | None,
+        typer.Option(
+            metavar="stretch|keep",
+            help="--fork: schedules follow a new length, or stay at the end of the old one",
+        ),
+    ] = None,
+    init_from_run: Annotated[
+        str | None, typer.Option(metavar="RUN[:STEP]", help="start from the weights of a run")
+    ] = None,
+    seed: Seeds = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="with several seeds: runs at a time")
+    ] = 1,
+    total_timesteps: TotalTimesteps = None,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="a small run: checks, weights, profile, tracebacks")
+    ] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            *("-q", "--quiet"),
+            envvar=["RL_LAB_QUIET", "VIBES_QUIET", "VIBES_DISABLE_CHECKPOINT_LOGS"],
+            show_envvar=False,
+            help="print only the result; RL_LAB_QUIET=1 does the same",
+        ),
+    ] = False,
+    track: Annotated[bool, typer.Option("--track", help="also log to Weights & Biases")] = False,
+    list_envs: Annotated[
+        bool, typer.Option("--list-envs", help="the same as `rl-lab envs [TEXT]`")
+    ] = False,
+    show_config: Annotated[
+        str | None, typer.Option("--cfg", metavar="job", help="the same as `rl-lab config`")
+    ] = None,
+    progress_lines: Annotated[bool, typer.Option("--progress-lines", hidden=True)] = False,
+    package: Annotated[str | None, typer.Option("--package", hidden=True)] = None,  # with --cfg
+    config_id: Annotated[str | None, typer.Option("--config_id", hidden=True)] = None,
+    trust: Trust = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
+) -> int:
+    """Train an experiment, or continue a run."""
+    from rl_lab.cli.config import print_config
+    from rl_lab.cli.envs import envs
 
-    words: Sequence[str] = ()
-    config_file: Path | None = None
-    config_dirs: Sequence[Path] = ()
-    plugins: Sequence[Path] = ()
-    resume: str | None = None
-    fork: str | None = None
-    schedules: str | None = None
-    init_from_run: str | None = None
-    seed: str | None = None
-    total_timesteps: str | None = None
-    debug: bool = False
-    track: bool = False
-    trust: bool = False
-    runs_dir: Path = field(default_factory=lambda: Path("runs"))
-
-    @property
-    def spec(self) -> str | None:
-        """The experiment among the words."""
-        found = [word for word in self.words if not _is_override(word)]
-        if len(found) > 1:
-            raise UserError(f"give one experiment, not '{found[0]}' and '{found[1]}'")
-        return found[0] if found else None
-
-    @property
-    def overrides(self) -> list[str]:
-        """Every `key=value`, those of the options included; what was typed last wins."""
-        words = [word for word in self.words if _is_override(word)]
-        if self.debug and self.fork is None:  # a fork begins where it begins
-            words = [*SMALL, *words]
-        if self.total_timesteps is not None:
-            words.append(f"training.total_timesteps={self.total_timesteps}")
-        if self.init_from_run is not None:
-            words.append(f"training.warm_start='{self.init_from_run}'")
-        if self.track:
-            words.append("logging.wandb.enabled=true")
-        return words
-
-    @property
-    def seeds(self) -> list[int | None]:
-        """The seeds asked for; None stands for the configured one."""
-        if self.seed is None:
-            return [None]
-        seeds: list[int | None] = []
-        for part in self.seed.split(","):
-            span = re.fullmatch(r"(\d+)-(\d+)", part.strip())
-            first, last = (int(span[1]), int(span[2])) if span else (0, 0)
-            if span and first <= last < first + MOST_SEEDS:
-                seeds += range(first, last + 1)
-            elif re.fullmatch(r"[+-]?\d{1,20}", part.strip()):
-                seeds.append(int(part))
-            else:
-                raise UserError(f"--seed: write 1, 1,2,3 or 1-3, got '{self.seed}'")
-        if len(set(seeds)) < len(seeds):
-            raise UserError(f"--seed: '{self.seed}' names a seed twice")
-        return seeds
-
-    def again(self, seed: int, *, fork: str | None = None) -> list[str]:
-        """The words that ask for the same with this seed; `fork` instead of the run named here."""
-        options: list[str] = []
-        for name, values in {
-            "--config": [self.config_file],
-            "--config-dir": self.config_dirs,
-            "--plugin": self.plugins,
-            "--fork": [fork or self.fork],
-            "--init-from-run": [self.init_from_run],
-            "--total-timesteps": [self.total_timesteps],
-            "--schedules": [self.schedules],
-        }.items():
-            options += [part for value in values if value for part in (name, str(value))]
-        options += ["--debug"] * self.debug + ["--track"] * self.track
-        options += ["--trust"] * self.trust
-        return [*self.words, *options, "--seed", str(seed)]
-
-    def configure(self, seed: int | None) -> Any:
-        """The typed config with one of the seeds, and how it was composed."""
-        from rl_lab.api import configure
-
-        extra = [] if seed is None else [f"experiment.seed={seed}"]
-        return configure(
-            self.spec,
-            [*self.overrides, *extra],
-            config_file=self.config_file,
-            config_dirs=self.config_dirs,
-            plugins=self.plugins,
-            small=self.debug and self.fork is None,
-        )
+    if list_envs:
+        return envs(" ".join(words or []), config_dirs, as_json)
+    request = Request(
+        words=[*([config_id] if config_id else []), *(words or [])],
+        config_file=config_file,
+        config_dirs=config_dirs or [],
+        plugins=plugins or [],
+        resume=resume,
+        fork=fork,
+        schedules=schedules,
+        init_from_run=init_from_run,
+        seed=seed,
+        total_timesteps=total_timesteps,
+        debug=debug,
+        track=track,
+        trust=trust,
+        runs_dir=runs_dir,
+    )
+    if show_config is not None:
+        return print_config(request, as_json=as_json)
+    return _run(request, quiet=quiet, as_json=as_json, jobs=jobs, lines=progress_lines)
 
 
-def run(request: Request, *, quiet: bool, as_json: bool, jobs: int = 1, lines: bool = False) -> int:
+def _run(request: Request, *, quiet: bool, as_json: bool, jobs: int, lines: bool) -> int:
     """Train, print, and return the exit code; `lines`: progress on stderr beside the JSON."""
     from rl_lab.display.metric_style import load_display
     from rl_lab.run import session
@@ -247,10 +245,10 @@ def _side_by_side(request: Request, jobs: int, *, quiet: bool, as_json: bool) ->
 
 def _resumed(request: Request) -> str | None:
     """The run to continue, which keeps its own configuration: nothing else may be asked for."""
-    path = [word.partition("=")[2] for word in request.words if _key(word) == RESUME_WORD]
-    others = [word for word in request.words if _key(word) != RESUME_WORD]
+    path = [word.partition("=")[2] for word in request.words if key_of(word) == RESUME_WORD]
+    others = [word for word in request.words if key_of(word) != RESUME_WORD]
     if path:  # that spelling always came with the experiment, which the run knows by itself
-        others = [word for word in others if _key(word) not in ("experiment", "")]
+        others = [word for word in others if key_of(word) not in ("experiment", "")]
     reference = request.resume or (path[0] if path else None)
     if reference is None:
         return None
@@ -263,7 +261,7 @@ def _resumed(request: Request) -> str | None:
         "--total-timesteps": request.total_timesteps,
         "--track": request.track,
     }
-    changed = [word for word in others if _is_override(word)]
+    changed = [word for word in others if is_override(word)]
     others += [name for name, value in given.items() if value]
     if others:
         line = f"--resume: the run keeps its own configuration, so '{others[0]}' cannot be changed"
@@ -359,24 +357,7 @@ def _command(request: Request, *words: str) -> str:
     from rl_lab.api import runs_root
 
     here = [] if request.runs_dir == runs_root() else ["--runs-dir", str(request.runs_dir)]
-    return shlex.join([_program(), *words, *here])
-
-
-def _program() -> str:
-    """How this command can be typed again: by its path while `rl-lab` is not on the PATH."""
-    called = Path(sys.argv[0])
-    if called.name != "rl-lab" or shutil.which("rl-lab"):
-        return "rl-lab"
-    return os.path.relpath(called)
-
-
-def _is_override(word: str) -> bool:
-    return "=" in word or word.startswith("~")
-
-
-def _key(word: str) -> str:
-    """The key of `+key=value`; empty for an experiment's name."""
-    return word.partition("=")[0].lstrip("+~") if _is_override(word) else ""
+    return shlex.join([program(), *words, *here])
 
 
 def _line_view(config: Any, directory: Any, start: int) -> Sequence[Any]:

@@ -3,31 +3,36 @@
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from rl_lab.cli.arguments import RUNS, Json, Run, RunsDir, Trust, count
 from rl_lab.cli.printing import pairs, say, say_json, warn
 
 SECONDS = 1.0  # between two looks at how far it is
 
 
-def run(
-    reference: str,
-    *,
-    steps: int | None,
-    start: int | None,
-    trust: bool,
-    runs_dir: Path,
-    as_json: bool,
+def verify(
+    run: Run,
+    steps: Annotated[
+        int | None,
+        typer.Option(parser=count(1), metavar="N", help="environment steps to run again"),
+    ] = None,
+    start: Annotated[
+        int | None,
+        typer.Option("--from", parser=count(1), metavar="STEP", help="begin with this checkpoint"),
+    ] = None,
+    trust: Trust = False,
+    runs_dir: RunsDir = RUNS,
+    as_json: Json = False,
 ) -> int:
-    """Exit code 0 if nothing differs, 1 if something does."""
+    """Repeat a run and name the first difference (exit code 0: none, 1: one, 2: not checked)."""
     from rl_lab.analysis.verify import verify
 
     progress = _Progress()
     watch = progress.show
-    found = verify(
-        reference, runs_dir, steps=steps, start=start, trust=trust, tell=warn, watch=watch
-    )
+    found = verify(run, runs_dir, steps=steps, start=start, trust=trust, tell=warn, watch=watch)
     progress.clear()
     if as_json:
         say_json(

@@ -39,6 +39,7 @@ from rl_lab.config.documents import (
 from rl_lab.config.legacy.keys import upgrade
 from rl_lab.config.presets import (
     PRESETS,
+    find_file,
     find_preset,
     named_preset,
     search_folders,
@@ -85,7 +86,9 @@ def compose(
         )
 
     notes: list[str] = []
-    if named:
+    if config_file is not None:
+        config_file = find_file(config_file)
+    elif named:
         config_file = named_preset(str(named[0].value()), folders)
     elif spec is not None:
         config_file = find_preset(spec, folders)  # or a block of an environment's file, below

@@ -17,6 +17,7 @@ from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
 
 PRESETS = "experiment"  # the folder of presets in a config folder
+EXAMPLES = Path("examples")  # of a source checkout
 SOLVER_CONFIGS = "config"  # the folder of configs of a solver whose files are read too
 DEFAULT_ALGORITHM = "ppo"
 
@@ -28,6 +29,12 @@ def search_folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
             raise UserError(f"--config-dir {each}: no such folder")
     candidates = [*map(Path, config_dirs), Path("configs"), PACKAGE_CONFIGS]
     return [each.resolve() for each in candidates if each.is_dir()]
+
+
+def find_file(file: Path) -> Path:
+    """A file that is named by its path; one that does not exist may be in `./examples`."""
+    example = EXAMPLES / file
+    return example if example.is_file() and not file.exists() else file
 
 
 def list_presets(config_dirs: Sequence[Path] = ()) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import yaml
 
-from rl_lab.config.presets import search_folders
+from rl_lab.config.presets import find_file, search_folders
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
@@ -149,7 +149,7 @@ def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None
 def _shipped(path: Path) -> Path:
     """`cartpole_ppo` is a file in ./configs/sweep or in the package."""
     if path.suffix or path.exists():
-        return path
+        return find_file(path)
     found = [each for folder in search_folders() for each in folder.glob("sweep/*.yaml")]
     for file in found:
         if file.stem == str(path):
@@ -162,7 +162,7 @@ def _located(base: str, folder: Path) -> str:
     """A file is looked for beside the sweep file, then from here; anything else is a preset."""
     if not base.endswith((".yaml", ".yml")):
         return base
-    for path in (folder / base, Path(base)):
+    for path in (folder / base, find_file(Path(base))):
         if path.is_file():
             return str(path)
     raise ConfigError([f"base_config: there is no file {base}"])

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from rl_lab.benchmarking.settings import EPISODES, JUDGED, Clock, Job, Settings, Timed
+from benchmarks.peers.settings import EPISODES, JUDGED, Clock, Job, Settings, Timed
 
 
 def layer(inputs: int, outputs: int, gain: float) -> nn.Linear:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from rl_lab.benchmarking.settings import (
+from benchmarks.peers.settings import (
     EPISODES,
     IN_A_ROW,
     JUDGED,
@@ -187,7 +187,7 @@ def plain(job: Job) -> Timed:
     """The loop in plain_ppo.py, or in plain_dqn.py."""
     import torch
 
-    from rl_lab.benchmarking import plain_dqn, plain_ppo
+    from benchmarks.peers import plain_dqn, plain_ppo
 
     torch.set_num_threads(job.threads)
     return (plain_ppo if job.values.algorithm == "ppo" else plain_dqn).train(job)
@@ -195,7 +195,7 @@ def plain(job: Job) -> Timed:
 
 def whole_program(job: Job) -> Timed:
     """The program in plain_jax.py."""
-    from rl_lab.benchmarking import plain_jax
+    from benchmarks.peers import plain_jax
 
     return plain_jax.train(job)
 

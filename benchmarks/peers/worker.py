@@ -1,4 +1,4 @@
-"""One timed training in an interpreter of its own: `python -m rl_lab.benchmarking.worker FILE`.
+"""One timed training in an interpreter of its own: `python -m benchmarks.peers.worker FILE`.
 
 FILE holds the job as JSON; the result is written beside it, because a library may print. Nothing
 heavy is imported here: everyone pays for its own imports only.
@@ -9,8 +9,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from rl_lab.benchmarking.contestants import CONTESTANTS
-from rl_lab.benchmarking.settings import Job
+from benchmarks.peers.contestants import CONTESTANTS
+from benchmarks.peers.settings import Job
 from rl_lab.records.commit import write_atomically
 
 RESULT = "result.json"

@@ -1,4 +1,4 @@
-"""What every contestant of `rl-lab bench peers` is given, and what each gives back."""
+"""What every contestant of `python -m benchmarks.peers` is given, and what each gives back."""
 
 import time
 from collections.abc import Callable, Sequence

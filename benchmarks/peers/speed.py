@@ -1,4 +1,4 @@
-"""`rl-lab bench peers`: us and other libraries, in turns, with equal settings."""
+"""Steady-state speed of this library and of others, in turns, with equal settings."""
 
 import json
 import os
@@ -13,17 +13,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl_lab.benchmarking.contestants import CONTESTANTS, OURS, PLAIN
+from benchmarks.peers.contestants import CONTESTANTS, OURS, PLAIN
+from benchmarks.peers.settings import SETTINGS, Job, Timed
+from benchmarks.peers.worker import RESULT
 from rl_lab.benchmarking.measure import Samples, Tell, interleave, silent, spread
 from rl_lab.benchmarking.report import Report, absent, measured
-from rl_lab.benchmarking.settings import SETTINGS, Job, Timed
-from rl_lab.benchmarking.worker import RESULT
 from rl_lab.core.errors import RunError, UserError, did_you_mean
 from rl_lab.envs.make import find
 from rl_lab.envs.process import usable_cores
 from rl_lab.records.commit import write_atomically
 
 ADVICE = "not installed: pip install 'rl-lab[peers]'"
+CHECKOUT = Path(__file__).resolve().parents[2]
 T = TypeVar("T")
 
 
@@ -145,7 +146,7 @@ def trained(name: str, job: Job) -> Measured:
     with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
         file = Path(folder) / "job.json"
         write_atomically(file, json.dumps({"contestant": name, "job": asdict(job)}).encode())
-        words = ["-m", "rl_lab.benchmarking.worker", str(file)]
+        words = ["-m", "benchmarks.peers.worker", str(file)]
         _, seconds = timed(name, words, job.threads)
         return Measured(Timed(**json.loads(file.with_name(RESULT).read_text())), seconds)
 
@@ -159,6 +160,8 @@ def timed(name: str, words: Sequence[str], threads: int) -> tuple[str, float]:
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads)
     )
     limits["JAX_PLATFORMS"] = "cpu"
+    searched = [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]  # for benchmarks.peers.worker
+    limits["PYTHONPATH"] = os.pathsep.join(filter(None, searched))
     if threads == 1:
         limits["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
     started = time.perf_counter()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-from rl_lab.benchmarking.settings import EPISODES, Clock, Job, ReplaySettings, Timed
+from benchmarks.peers.settings import EPISODES, Clock, Job, ReplaySettings, Timed
 
 
 def network(inputs: int, hidden: tuple[int, int], actions: int) -> nn.Sequential:

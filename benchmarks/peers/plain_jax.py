@@ -22,7 +22,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 from numpy.typing import NDArray
 
-from rl_lab.benchmarking.settings import EPISODES, JUDGED, Clock, Job, Settings, Timed
+from benchmarks.peers.settings import EPISODES, JUDGED, Clock, Job, Settings, Timed
 
 OBSERVED, ACTIONS, LIMIT = 4, 2, 500
 GRAVITY, CART, POLE, HALF_LENGTH, FORCE, SECONDS = 9.8, 1.0, 0.1, 0.5, 10.0, 0.02

@@ -1,4 +1,4 @@
-"""`rl-lab bench peers --until RETURN`: what a user waits for a policy that plays well and stays so.
+"""`--until RETURN`: how long a user waits for a policy that reaches a return and keeps it.
 
 Everyone is timed from the start of its interpreter to its end, which comes as soon as evaluations
 in a row have reached the return: imports, compiling, training and evaluations, whoever does them.
@@ -12,9 +12,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rl_lab.benchmarking.contestants import CONTESTANTS, OURS, our_command
-from rl_lab.benchmarking.measure import Tell, silent, spread
-from rl_lab.benchmarking.peers import (
+from benchmarks.peers.contestants import CONTESTANTS, OURS, our_command
+from benchmarks.peers.settings import IN_A_ROW, JUDGED, Job, Timed
+from benchmarks.peers.speed import (
     Measured,
     contest,
     in_words,
@@ -23,8 +23,8 @@ from rl_lab.benchmarking.peers import (
     timed,
     trained,
 )
+from rl_lab.benchmarking.measure import Tell, silent, spread
 from rl_lab.benchmarking.report import Report, absent, measured
-from rl_lab.benchmarking.settings import IN_A_ROW, JUDGED, Job, Timed
 from rl_lab.core.errors import UserError
 from rl_lab.records.metrics import read_metrics
 
