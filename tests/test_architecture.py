@@ -81,6 +81,8 @@ STREAM_FILES = ("cli/",)  # print and sys.stdout
 JUNK_DRAWERS = {"util", "utils", "common", "helper", "helpers", "misc", "tools", "stuff"}
 LONGEST = 500  # lines; a longer file needs a reason
 LONGER = {
+    "core/learner.py": "the only class that knows flat parameters: loss, rule, target, state",
+    "tests/algorithms/test_dqn.py": "one algorithm, by hand",
     "algorithms/dreamer/dreamer.py": "three versions of one algorithm, read top to bottom",
     "run/build.py": "the only wiring: splitting it would hide who is made where",
 }
@@ -389,7 +391,8 @@ def test_every_rule_has_been_seen_to_fail():
 
 def test_what_is_listed_exists():
     package = real_package()
-    assert set(WRITERS) | set(LONGER) <= set(package)
+    tests = {str(p.relative_to(ROOT)) for p in ROOT.glob("tests/**/*.py")}
+    assert set(WRITERS) | set(LONGER) <= set(package) | tests
 
 
 def test_tests_keep_the_rules_of_length_and_names_too():

@@ -136,4 +136,4 @@ def test_an_encoder_of_ones_own_by_target(tmp_path, monkeypatch):
 def _parameters(run):
     from tiny_runs import final_state
 
-    return final_state(run)["workflow"]["model"]
+    return final_state(run)["workflow"]["learner"]["module"]

@@ -85,7 +85,7 @@ def test_one_bit_of_a_weight_is_found(runs):
     tree, manifest, path = CheckpointStore(run.checkpoints).load(768)
     name, weight = next(
         (name, part)
-        for name, part in tree["workflow"]["model"].items()
+        for name, part in tree["workflow"]["learner"]["module"].items()
         if isinstance(part, torch.Tensor) and part.dim() == 2
     )
     before = weight[1, 2].item()

@@ -99,13 +99,13 @@ class World:
         return {
             "vector": self.vector.state_dict(),
             "collector": self.collector.state_dict(),
-            "noise": self.ppo.action_rng.get_state(),
+            "noise": self.ppo.policy.rng.get_state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
         self.vector.load_state_dict(state["vector"])
         self.collector.load_state_dict(state["collector"])
-        self.ppo.action_rng.set_state(state["noise"])
+        self.ppo.policy.rng.set_state(state["noise"])
 
 
 def ended(rows: Batch) -> torch.Tensor:
@@ -190,7 +190,7 @@ def test_actions_and_log_probs_are_the_policys(tiny: Any, programs: Any, id: str
     for scale in (1.0, 0.3):  # weights that have moved are used by the same program
         with torch.no_grad():
             world.ppo.learner.state.flat.mul_(scale)
-        noise_before = world.ppo.action_rng.get_state()
+        noise_before = world.ppo.policy.rng.get_state()
         rows = world.collect(24).trajectory
         with torch.no_grad():
             policy, _ = world.ppo.model.policy_step(rows[OBS], world.ppo.initial_state(1))

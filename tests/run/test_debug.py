@@ -119,7 +119,7 @@ def test_debug_shows_weights_and_a_profile(tmp_path, capsys):
     run = find_run("@last", tmp_path)[0]
     rows = read_metrics(run.log_file.with_name("debug.jsonl"))
     assert len(rows) == run.read_summary()["updates"] == 4
-    layer = "debug/model.critic.weight"
+    layer = "debug/learner.critic.weight"
     model = run_weights(run)
     assert rows[-1][f"{layer}/mean"] == pytest.approx(float(model.mean()))
     assert rows[-1][f"{layer}/max"] == pytest.approx(float(model.abs().max()))
@@ -132,7 +132,7 @@ def test_debug_shows_weights_and_a_profile(tmp_path, capsys):
 def run_weights(run):
     from tiny_runs import final_state
 
-    return final_state(run)["workflow"]["model"]["critic.weight"]
+    return final_state(run)["workflow"]["learner"]["module"]["critic.weight"]
 
 
 def test_debug_changes_nothing_of_the_run(tmp_path):
@@ -172,7 +172,7 @@ def test_debug_finds_a_bad_gradient_that_an_algorithm_applied(tiny):
     orchestrator.hooks["update"] = update
     debug.watch_weights(orchestrator)
     orchestrator.execute("collect")
-    with pytest.raises(NonFiniteError, match=r"gradient of model\.critic\.weight"):
+    with pytest.raises(NonFiniteError, match=r"gradient of learner\.critic\.weight"):
         orchestrator.execute("update")
 
 

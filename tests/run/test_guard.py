@@ -106,7 +106,7 @@ def test_what_is_damaged_cannot_be_skipped(tiny):
     orchestrator.workflow.learner.state.flat[3] = float("nan")
     with pytest.raises(NonFiniteError) as caught:
         orchestrator.execute("update")
-    assert "cannot be skipped: workflow/model" in caught.value.__notes__[-1]
+    assert "cannot be skipped: workflow/learner/module" in caught.value.__notes__[-1]
 
 
 def test_an_algorithm_that_does_not_look_itself_is_looked_at(tiny):

@@ -231,10 +231,10 @@ def test_warm_start_takes_weights_only(tmp_path):
     # a rate of almost nothing: after one rollout the weights must still be the old ones
     config_words += ["algorithm.learning_rate=1e-12", "training.total_timesteps=64"]
     second = tiny_run(tmp_path, *config_words)
-    old, new = (final_state(each.run)["workflow"] for each in (first, second))
-    for name, weight in old["model"].items():
+    old, new = (final_state(each.run)["workflow"]["learner"] for each in (first, second))
+    for name, weight in old["module"].items():
         if isinstance(weight, torch.Tensor):
-            torch.testing.assert_close(new["model"][name], weight, atol=1e-6, rtol=0)
+            torch.testing.assert_close(new["module"][name], weight, atol=1e-6, rtol=0)
     assert second.summary["env_steps"] == 64
     assert new["optimizer"]["updates"] < old["optimizer"]["updates"]
 

@@ -24,7 +24,7 @@ def taken(state, workflow, patterns):
     load_weights(workflow, state, patterns)
     found = set()
     for name, weight in workflow.model.named_parameters():
-        same = torch.equal(weight, state["model"][name])
+        same = torch.equal(weight, state["learner"]["module"][name])
         assert same or torch.equal(weight, before[name])
         if same and not torch.equal(before[name], weight):
             found.add(name)

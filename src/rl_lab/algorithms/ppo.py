@@ -287,7 +287,7 @@ class PPO(Algorithm):
             "PPO update",
             policy=self.learner,
             order=self.order_rng,
-            statistics=normalizer,
+            statistics=normalizer if is_first else None,
             reward_scale=self.reward_scale,
         ):
             if is_first:

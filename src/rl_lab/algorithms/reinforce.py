@@ -272,7 +272,7 @@ class Reinforce(Algorithm):
             "REINFORCE update",
             policy=self.learner,
             baseline=self.baseline,
-            statistics=normalizer,
+            statistics=normalizer if is_first else None,
             reward_scale=self.reward_scale,
         ):
             if is_first:
