@@ -80,11 +80,13 @@ def _wrapper(name: str) -> list[str]:
 
 
 def _table(rows: Iterable[OptionRow]) -> str:
-    lines = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    lines = ["| option | type | default | allowed | meaning |", "|---|---|---|---|---|"]
     for row in rows:
         kind = _choice(row.type) if row.type in TITLES else _code(row.type)
         default = _code(_shown(row.default))
-        lines.append(f"| `{row.path}` | {kind} | {default} | {_escaped(row.help)} |")
+        lines.append(
+            f"| `{row.path}` | {kind} | {default} | {row.allowed} | {_escaped(row.help)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

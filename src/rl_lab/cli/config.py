@@ -173,12 +173,12 @@ def option_rows(config: Any) -> list[Any]:
 
 
 def print_options(rows: list[Any], as_json: bool) -> None:
-    """Options as `path, type, default, help`."""
+    """Options as `path, type, default, allowed, help`."""
     if as_json:
         say_json([row._asdict() for row in rows])
         return
     shown = [{**row._asdict(), "default": _flow(_plain(row.default))} for row in rows]
-    say(table(shown, ["path", "type", "default", "help"]))
+    say(table(shown, ["path", "type", "default", "allowed", "help"]))
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import yaml
 
-from rl_lab.core.options import option, section, variant, variants
+from rl_lab.core.options import allowed, option, section, variant, variants
 from rl_lab.core.schedule import Schedule
 from rl_lab.envs.make import EnvironmentConfig
 from rl_lab.networks.actor_critic import NetworkConfig
@@ -261,6 +261,7 @@ class OptionRow(NamedTuple):
     type: str
     default: Any
     help: str
+    allowed: str = ""  # its range in words, if it has one
 
 
 def describe(config: type, prefix: str = "") -> list[OptionRow]:
@@ -278,7 +279,8 @@ def describe(config: type, prefix: str = "") -> list[OptionRow]:
             default = each.default
             if each.default_factory is not MISSING:
                 default = each.default_factory()
-            rows.append(OptionRow(path, type_name(hints[each.name]), to_tree(default), help))
+            kind, limits = type_name(hints[each.name]), allowed(each.metadata)
+            rows.append(OptionRow(path, kind, to_tree(default), help, limits))
     return rows
 
 

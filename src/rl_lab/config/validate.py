@@ -28,6 +28,7 @@ from rl_lab.config.values import (
 )
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.core.options import Options, check_ranges
 from rl_lab.core.schedule import Schedule, bind
 from rl_lab.run.interventions import find_problems
 
@@ -177,7 +178,10 @@ class Checker:
         names = [each.name for each in fields(schema)]  # type: ignore[arg-type]
         while True:
             try:
-                return schema(**values)
+                made = schema(**values)
+                if not isinstance(made, Options):  # that one has checked them itself
+                    check_ranges(made)
+                return made
             except ValueError as error:
                 blamed: set[str] = set()
                 for message in str(error).splitlines():
@@ -198,10 +202,10 @@ class Checker:
 
         Returns the fields to blame.
         """
-        first = re.match(r"([\w.]+):?\s+(.*)", message, re.DOTALL)
+        first = re.match(r"(\S+?):?\s+(.*)", message, re.DOTALL)
         if first:
             name = first[1].removeprefix(f"{path}.")
-            field = name.split(".")[0]
+            field = re.split(r"[.\[]", name)[0]
             if field in names:
                 self.report(join(path, name), first[2])
                 return {field}
