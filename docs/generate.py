@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.config.catalog import BUILT_INS, config_class
-from rl_lab.config.schema import OptionRow, RunConfig, describe
+from rl_lab.config.tree import OptionRow, describe
 from rl_lab.core import registry
+from rl_lab.core.schema import RunConfig
 
 PAGE = Path(__file__).with_name("options.md")
 TITLES = {  # kind in the registry -> title, and where its options stand in the tree

@@ -8,7 +8,7 @@ from workflows.test_dqn import GAMMA, PHASE, SMALL, box, network
 import space_envs  # noqa: F401  (registers its worlds)
 from rl_lab.algorithms.dqn import DQNConfig, dqn_loss, voted_entropy
 from rl_lab.algorithms.greedy import policy_entropy
-from rl_lab.config.schema import to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.batch import (
     ACTION,

@@ -22,9 +22,9 @@ from rl_lab.core.batch import (
     TRUNCATED,
 )
 from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec
 from rl_lab.core.tree import picked
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig
 from rl_lab.networks.encoder import AutoEncoderConfig
 from rl_lab.networks.memory.recurrent import RecurrentConfig
 from rl_lab.networks.recurrent_q import RecurrentQNetwork, packed, unpacked

@@ -8,13 +8,14 @@ import pytest
 
 from rl_lab.config import catalog
 from rl_lab.config.compose import compose
-from rl_lab.config.schema import FreeConfig, RunConfig, to_tree
+from rl_lab.config.tree import FreeConfig, to_tree
 from rl_lab.config.validate import check, validate
 from rl_lab.config.values import takes_float
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.options import option, section, variant
 from rl_lab.core.schedule import Schedule
+from rl_lab.core.schema import RunConfig
 
 BASE: dict[str, Any] = {"version": 1, "environment": {"id": "CartPole-v1"}}
 
@@ -105,8 +106,8 @@ BAD = {
     "version": (2, "version: must be 1, got 2: update rl-lab"),
     "environment.id": ("", "environment.id: is missing"),
     "environment.num_envs": (0, "environment.num_envs: must be at least 1, got 0"),
-    "training.total_timesteps": (0, "training.total_timesteps: must be 1 or more, got 0"),
-    "evaluation.episodes": (-1, "evaluation.episodes: must be 1 or more, got -1"),
+    "training.total_timesteps": (0, "training.total_timesteps: must be at least 1, got 0"),
+    "evaluation.episodes": (-1, "evaluation.episodes: must be at least 1, got -1"),
     "checkpoint.keep_last": (0, "checkpoint.keep_last: must be at least 1, got 0"),
     "algorithm.clip_range": (
         {"start": 0.2, "finish": 1, "until": 3},

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from rl_lab.config.schema import describe
+from rl_lab.config.tree import describe
 from rl_lab.config.validate import check
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.options import Options, allowed, option, with_defaults

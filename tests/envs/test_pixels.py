@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import dmc, opengl
 from rl_lab.envs.check import check_env
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.wrappers import wrap
 from rl_lab.envs.wrappers.image import Crop
 

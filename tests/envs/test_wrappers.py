@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import make_vector
 from tiny_runs import tiny_config, tiny_orchestrator
 
 ATARI = "picture_env:Picture-v0"

@@ -18,7 +18,8 @@ from rl_lab.core.batch import ACTION, OBS, REWARD, Action, Array, Batch, Collect
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
+from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.spec import Discrete
 
 MOST_CELLS = 100_000_000  # environments x contexts x arms
@@ -28,63 +29,41 @@ SMALLEST_STD = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class BanditConfig:
+class BanditConfig(AlgorithmConfig):
     """What all agents share."""
 
-    rollout_steps: int = option(1, "pulls between updates; 1 learns from every pull at once")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        if self.rollout_steps < 1:
-            raise ValueError(f"rollout_steps must be at least 1, got {self.rollout_steps}")
+    rollout_steps: int = option(1, "pulls between updates; 1 learns from every pull at once", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonGreedyConfig(BanditConfig):
     """A random arm now and then, the best one so far otherwise. Any float may be a schedule."""
 
-    epsilon: float = option(0.1, "chance of a random arm")
+    epsilon: float = option(0.1, "chance of a random arm", low=0, high=1)
     step_size: float | None = option(
-        None, "constant step size; null averages all rewards of an arm"
+        None, "constant step size; null averages all rewards of an arm", low=0, high=1
     )
     initial_value: float = option(
         0.0, "first estimate; a high one makes it try every arm", fixed=True
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        _require("epsilon", self.epsilon, 0.0, 1.0)
-        _require("step_size", self.step_size, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UCBConfig(BanditConfig):
     """The arm that could be the best: its estimate, and more the less it was tried."""
 
-    c: float = option(2.0, "how much uncertainty counts")
+    c: float = option(2.0, "how much uncertainty counts", low=0)
     step_size: float | None = option(
-        None, "constant step size; null averages all rewards of an arm"
+        None, "constant step size; null averages all rewards of an arm", low=0, high=1
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        _require("c", self.c, 0.0, np.inf)
-        _require("step_size", self.step_size, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientBanditConfig(BanditConfig):
     """Preferences moved by stochastic gradient ascent on the expected reward."""
 
-    step_size: float = option(0.1, "step size of the preferences")
+    step_size: float = option(0.1, "step size of the preferences", low=0)
     baseline: bool = option(True, "compare rewards with their average so far, not with 0")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        _require("step_size", self.step_size, 0.0, np.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,28 +74,10 @@ class ThompsonConfig(BanditConfig):
         "gaussian", "gaussian: any rewards; beta: rewards of 0 and 1 only"
     )
     prior_mean: float = option(0.0, "gaussian: what an untried arm is thought to pay")
-    prior_std: float = option(1.0, "gaussian: how unsure that is")
+    prior_std: float = option(1.0, "gaussian: how unsure that is", above=0)
     noise_std: float | None = option(
-        1.0, "gaussian: known deviation of the rewards; null learns it for each arm"
+        1.0, "gaussian: known deviation of the rewards; null learns it for each arm", above=0
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        for name in ("prior_std", "noise_std"):
-            value = getattr(self, name)
-            if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
-                raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
-
-
-def _require(name: str, value: Any, low: float, high: float) -> None:
-    if value is None:
-        return
-    smallest, largest = extremes(value)
-    if smallest < low or largest > high:
-        bad = smallest if smallest < low else largest
-        wanted = f"in [{low:g}, {high:g}]" if high < np.inf else f"at least {low:g}"
-        raise ValueError(f"{name} must be {wanted}, got {bad:g}")
 
 
 # ------------------------------------------------------------------------ rules

@@ -22,13 +22,14 @@ from rl_lab.core.optim import FlatOptimizer, Loss, OptimizerConfig, scalar
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import extremes
+from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.torch_optim import TorchOptimizer
 
 LONGEST = 32  # frames of sequences that are worth compiling: a memory is unrolled
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarningConfig:
+class EarningConfig(AlgorithmConfig):
     """When to learn, and from how much. Any float may be a schedule."""
 
     keeps_states: ClassVar[bool] = False  # in the buffer, beside the frames they belong to
@@ -46,6 +47,7 @@ class EarningConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
         for name in ("batch_size", "train_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

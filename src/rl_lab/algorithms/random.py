@@ -8,18 +8,14 @@ from rl_lab.core.actions import random_action
 from rl_lab.core.batch import Action
 from rl_lab.core.options import option
 from rl_lab.core.protocols import WorkflowContext
+from rl_lab.core.schema import AlgorithmConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomConfig:
+class RandomConfig(AlgorithmConfig):
     """How much to collect per call."""
 
-    collect_steps: int = option(128, "vector steps per collect call")
-
-    def __post_init__(self) -> None:
-        """At least one step."""
-        if self.collect_steps < 1:
-            raise ValueError(f"collect_steps must be at least 1, got {self.collect_steps}")
+    collect_steps: int = option(128, "vector steps per collect call", low=1)
 
 
 class RandomWorkflow(Workflow):

@@ -30,41 +30,34 @@ from rl_lab.core.batch import (
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
+from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.spec import Discrete, MultiDiscrete, Observation
 
 MOST_CELLS = 100_000_000  # of a table: 800 MB, and as much for the visits
 
 
 @dataclass(frozen=True, kw_only=True)
-class TabularConfig:
+class TabularConfig(AlgorithmConfig):
     """What the tabular methods share. Any float may be a schedule."""
 
-    rollout_steps: int = option(1, "vector steps between updates; 1 learns from every step at once")
-    gamma: float = option(0.99, "discount factor")
-    epsilon: float = option(0.1, "chance of a random action")
-    learning_rate: float = option(0.1, "step size")
+    rollout_steps: int = option(
+        1, "vector steps between updates; 1 learns from every step at once", low=1
+    )
+    gamma: float = option(0.99, "discount factor", low=0, high=1)
+    epsilon: float = option(0.1, "chance of a random action", low=0, high=1)
+    learning_rate: float = option(0.1, "step size", low=0, high=1)
     step_size: Literal["constant", "visits"] = option(
         "constant", "visits: learning_rate / visits^step_power, counted per state and action"
     )
-    step_power: float = option(1.0, "visits: how fast step sizes fall; 1 with a rate of 1 averages")
+    step_power: float = option(
+        1.0, "visits: how fast step sizes fall; 1 with a rate of 1 averages", low=0
+    )
     initial_value: float = option(
         0.0, "what the table begins with; a high one makes it explore", fixed=True
     )
 
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work, before anything is built."""
-        if self.rollout_steps < 1:
-            raise ValueError(f"rollout_steps must be at least 1, got {self.rollout_steps}")
-        for name in ("gamma", "epsilon", "learning_rate"):
-            low, high = extremes(getattr(self, name))
-            if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
-        if extremes(self.step_power)[0] < 0:
-            low = extremes(self.step_power)[0]
-            raise ValueError(f"step_power must not be negative, got {low:g}")
-
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """A table is indexed by what the environment shows, and learns the rewards it pays."""
         ignored = ("normalize_obs", "normalize_reward")
         return [

@@ -12,7 +12,7 @@ from rl_lab.core.errors import UserError
 def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
     """Print all algorithms, or all options of one."""
     from rl_lab.config import catalog
-    from rl_lab.config.schema import describe
+    from rl_lab.config.tree import describe
     from rl_lab.core import registry
 
     for file in plugins:

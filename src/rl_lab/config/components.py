@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any
 
 from rl_lab.config import catalog
-from rl_lab.config.schema import RunConfig, diff, to_tree
+from rl_lab.config.tree import diff, to_tree
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.core.schema import RunConfig
 
 KIND = "component"  # in the registry, where names are `role.name`
 TARGET, PARTIAL, TYPE = "_target_", "_partial_", "type"

@@ -2,7 +2,7 @@
 
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -10,11 +10,7 @@ from rl_lab.config import catalog
 from rl_lab.config.components import part_problems, unused
 from rl_lab.config.documents import COMMAND_LINE, Origin, origin_of
 from rl_lab.config.legacy.keys import new_name
-from rl_lab.config.schema import (
-    RunConfig,
-    free_config_class,
-    named_config_class,
-)
+from rl_lab.config.tree import free_config_class, named_config_class
 from rl_lab.config.trust import TARGET
 from rl_lab.config.values import (
     SCALARS,
@@ -28,8 +24,9 @@ from rl_lab.config.values import (
 )
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.core.options import Options, check_ranges
+from rl_lab.core.options import check_ranges
 from rl_lab.core.schedule import Schedule, bind
+from rl_lab.core.schema import RunConfig
 from rl_lab.run.interventions import find_problems
 
 T = TypeVar("T")
@@ -179,8 +176,7 @@ class Checker:
         while True:
             try:
                 made = schema(**values)
-                if not isinstance(made, Options):  # that one has checked them itself
-                    check_ranges(made)
+                check_ranges(made)  # also of a class that does not derive from `Options`
                 return made
             except ValueError as error:
                 blamed: set[str] = set()
@@ -234,8 +230,8 @@ class Checker:
         labels: dict[str, Any] = {each: block.pop(each) for each in (key, TARGET) if each in block}
         config = catalog.config_class(chosen)
         if config is None:
-            return self.free(block, labels, path, schedules)
-        schema = named_config_class(config, tuple(labels))
+            return self.free(kind, block, labels, path, schedules)
+        schema = named_config_class(kind, config, tuple(labels))
         return self.block(schema, {**labels, **block}, path, schedules=schedules)
 
     def variants(self, marks: Mapping[str, Any], tree: Any, path: str) -> dict[str, Any]:
@@ -300,7 +296,7 @@ class Checker:
         return found
 
     def free(
-        self, block: dict[str, Any], labels: dict[str, Any], path: str, schedules: bool
+        self, kind: str, block: dict[str, Any], labels: dict[str, Any], path: str, schedules: bool
     ) -> Any:
         """The keys of a class without a `Config`, as they are; numbers and schedules are read."""
         values: dict[str, Any] = dict(labels)
@@ -312,7 +308,7 @@ class Checker:
                 values[str(key)] = free_value(each, schedules)
             except ValueError as error:
                 self.report(join(path, key), str(error))
-        return free_config_class(tuple(values))(**values)
+        return free_config_class(kind, tuple(values))(**values)
 
     # ------------------------------------------------------------------ values
 
@@ -417,14 +413,10 @@ class Checker:
                 self.report(path, message)
         for path, message in find_problems(config.training.interventions, config.algorithm):
             self.report(path, message)
-        own_check: Callable[[RunConfig], list[str]] | None = getattr(
-            config.algorithm, "check", None
-        )
-        if own_check is not None:
-            names = [each.name for each in fields(config.algorithm)]
-            self.combining = True
-            for message in own_check(config):
-                self.refused(message, "algorithm", names)
+        names = [each.name for each in fields(config.algorithm)]
+        self.combining = True
+        for message in config.algorithm.check(config):
+            self.refused(message, "algorithm", names)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from rl_lab.config.schema import type_name
+from rl_lab.config.tree import type_name
 from rl_lab.core.counts import read_count
 from rl_lab.core.errors import did_you_mean
 from rl_lab.core.schedule import Schedule, parse_schedule

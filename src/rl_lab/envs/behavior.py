@@ -11,9 +11,10 @@ from gymnasium import spaces
 from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.errors import UserError
 from rl_lab.core.failure import located
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.seeding import undisturbed
 from rl_lab.envs.contract import RESET, STEP, Contract
-from rl_lab.envs.make import EnvironmentConfig, maker
+from rl_lab.envs.make import maker
 from rl_lab.envs.probe import unsendable
 from rl_lab.envs.render import PICTURES, make_shown
 from rl_lab.envs.spaces import describe

@@ -1,6 +1,5 @@
 """The actor-critic: normaliser → encoder → memory → heads, with one torso or two."""
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,38 +17,18 @@ from rl_lab.core.distributions import (
     masked,
 )
 from rl_lab.core.errors import UserError
-from rl_lab.core.options import option, section, variant
 from rl_lab.core.protocols import Policy
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.state import where_rows
 from rl_lab.core.tree import picked
 from rl_lab.networks.cnn import is_image
 from rl_lab.networks.encoder import make_encoder
-from rl_lab.networks.mlp import Activation, linear, mlp
+from rl_lab.networks.mlp import linear, mlp
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
 _IMAGES_AT_ONCE = 1024  # rows of a rollout that are looked at in one go
 State = dict[str, dict[str, Tensor]]  # torso -> its memory's state
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """Layers between the torso and an output."""
-
-    hidden_dims: list[int] = option([], "widths of hidden layers of this head")
-    activation: Activation = option("tanh", "activation between them")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """encoder → memory → heads."""
-
-    encoder: Any = variant("encoder", {"type": "auto"}, "observation to features")
-    memory: Any = variant("memory", {"type": "none"}, "what is remembered within an episode")
-    actor: HeadConfig = section(HeadConfig, "features to the action distribution")
-    critic: HeadConfig = section(HeadConfig, "features to the value")
-    shared_torso: bool = option(False, "one encoder and memory for actor and critic, or two")
-    log_std_init: float = option(0.0, "initial log standard deviation of continuous actions")
 
 
 class Torso(nn.Module):

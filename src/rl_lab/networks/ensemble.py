@@ -11,8 +11,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm
 
 from rl_lab.core.compiled import is_tracing
+from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
-from rl_lab.networks.actor_critic import NetworkConfig
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import ACTIVATIONS
 

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Generator, Tensor, cat, nn
 
 from rl_lab.core.batch import ACTION_MASK
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Discrete, EnvSpec
 from rl_lab.core.value_distributions import ValueDistribution, support
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig, check_mask
+from rl_lab.networks.actor_critic import check_mask
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import ACTIVATIONS, linear, mlp
 from rl_lab.networks.noisy import NoisyLinear, draw_noise, noise_size, through

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.distributions import Categorical, SquashedGaussian
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig, PolicyHead, check_mask
+from rl_lab.networks.actor_critic import PolicyHead, check_mask
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.ensemble import in_place
 from rl_lab.networks.flow import FlowHead, SquashedFlow

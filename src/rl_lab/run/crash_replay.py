@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_lab.config.schema import RunConfig
 from rl_lab.config.trust import require_trust
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree
 from rl_lab.core.tree import map_leaves
 from rl_lab.display.sinks import Sinks

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_lab.config.schema import RunConfig
 from rl_lab.core.batch import Batch, Metrics
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.optim import FlatOptimizer
 from rl_lab.core.protocols import Phase
+from rl_lab.core.schema import RunConfig
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.metrics import MetricLog
 from rl_lab.run.orchestrator import Orchestrator
@@ -60,13 +60,9 @@ def for_debugger(config: RunConfig) -> RunConfig:
 def fitted(config: RunConfig) -> RunConfig:
     """With as few minibatches less as the algorithm needs for a rollout that has become small."""
     algorithm = config.algorithm
-    check: Callable[[RunConfig], list[str]] | None = getattr(algorithm, "check", None)
-    if check is None or not (problems := check(config)):
+    if not (problems := algorithm.check(config)):
         return config
-    if not hasattr(algorithm, "minibatches"):
-        raise UserError(f"one environment is too few here: {problems[0]}")
-    for count in range(algorithm.minibatches or 4, 0, -1):
-        smaller = replace(algorithm, minibatches=count, batch_size=None)
+    for smaller in algorithm.with_fewer_minibatches():
         if not smaller.check(config):
             return replace(config, algorithm=smaller)
     raise UserError(f"one environment is too few here: {problems[0]}")

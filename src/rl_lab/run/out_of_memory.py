@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from rl_lab.config.schema import RunConfig, leaves, to_tree
+from rl_lab.config.tree import leaves, to_tree
 from rl_lab.core.errors import OutOfMemoryError
+from rl_lab.core.schema import RunConfig
 
 # What takes memory, the largest first; a minibatch shrinks when there are more of them.
 LARGE = [
