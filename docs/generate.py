@@ -12,9 +12,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rl_lab.config.catalog import BUILT_INS, config_class
+from rl_lab.config.catalog import BUILT_INS
 from rl_lab.config.tree import OptionRow, describe
 from rl_lab.core import registry
+from rl_lab.core.checker import config_class
 from rl_lab.core.schema import RunConfig
 
 PAGE = Path(__file__).with_name("options.md")

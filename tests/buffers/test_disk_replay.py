@@ -325,7 +325,7 @@ def test_anybody_can_read_the_files(tmp_path):
     ("options", "said"),
     [
         ({}, "folder must not be empty"),
-        ({"folder": "x", "mode": "write"}, "mode must be one of append, read, got write"),
+        ({"folder": "x", "mode": "write"}, "mode must be 'append' or 'read', got 'write'"),
         ({"folder": "x", "segment": 0}, "segment must be at least 1, got 0"),
         ({"folder": "x", "ram": 0}, "ram must be at least 1, got 0"),
     ],

@@ -14,6 +14,7 @@ def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
     from rl_lab.config import catalog
     from rl_lab.config.tree import describe
     from rl_lab.core import registry
+    from rl_lab.core.checker import config_class
 
     for file in plugins:
         catalog.load_plugin(str(file))
@@ -33,7 +34,7 @@ def run(name: str | None, *, plugins: Sequence[Path], as_json: bool) -> int:
             say(table(rows, ["name", "actions", "description"]))
         return 0
     chosen = registry.get("workflow", name)
-    config = catalog.config_class(chosen)
+    config = config_class(chosen)
     options = describe(config, "algorithm.") if config else []
     if not as_json:
         actions = getattr(chosen, "actions", "both")

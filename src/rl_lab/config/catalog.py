@@ -3,7 +3,6 @@
 import sys
 import zlib
 from collections.abc import Iterable
-from dataclasses import is_dataclass
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -109,14 +108,6 @@ def workflow_class(algorithm: Any) -> Any:
         return registry.get("workflow", algorithm)
     target = getattr(algorithm, "_target_", None)
     return find_target(target)[0] if target else registry.get("workflow", algorithm.name)
-
-
-def config_class(item: Any) -> type | None:
-    """The `Config` dataclass that a registered class carries, if it has one."""
-    config = getattr(item, "Config", None)
-    if config is not None and not (isinstance(config, type) and is_dataclass(config)):
-        raise UserError(f"{item.__qualname__}.Config must be a dataclass")
-    return config
 
 
 def find_target(target: str, folders: Iterable[Path] = ()) -> tuple[Any, str]:

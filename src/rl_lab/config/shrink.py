@@ -13,8 +13,8 @@ from rl_lab.config.compose import Composed
 from rl_lab.config.documents import COMMAND_LINE, Origin, forget
 from rl_lab.config.tree import to_tree
 from rl_lab.config.validate import validate
-from rl_lab.config.values import whole
 from rl_lab.core.schema import RunConfig, TrainingConfig
+from rl_lab.core.values import whole
 from rl_lab.run.phases import parse_phases, shortened
 
 MOST_UPDATES = 20  # of an offline phase

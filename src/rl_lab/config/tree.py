@@ -2,71 +2,17 @@
 
 import hashlib
 import json
-import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass, make_dataclass
-from functools import cache
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, NamedTuple, get_type_hints
 
 import yaml
 
 from rl_lab.core.options import allowed
 from rl_lab.core.schedule import Schedule
-from rl_lab.core.schema import AlgorithmConfig, BufferConfig
+from rl_lab.core.values import type_name
 
 ABSENT = "(absent)"
-
-
-class FreeConfig:
-    """The block of an algorithm that declares no `Config`: its YAML keys, read-only.
-
-    `config.gamma`, `config["gamma"]` and `config.get("gamma", 0.99)` all work; a key that is a
-    schedule is a schedule.
-    """
-
-    def __getitem__(self, key: str) -> Any:
-        return getattr(self, key)
-
-    def __getattr__(self, key: str) -> Any:
-        raise AttributeError(f"the algorithm block has no key '{key}': write it in the YAML")
-
-    def __contains__(self, key: str) -> bool:
-        return key in vars(self)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        """The value of a key, or the default."""
-        return vars(self).get(key, default)
-
-
-CONTRACTS: dict[str, type] = {"workflow": AlgorithmConfig, "buffer": BufferConfig}
-
-
-@cache
-def free_config_class(kind: str, keys: tuple[str, ...]) -> type:
-    """The frozen dataclass of an undeclared block with exactly these keys."""
-    bases = (FreeConfig, CONTRACTS[kind]) if kind in CONTRACTS else (FreeConfig,)
-    return make_dataclass(
-        "FreeConfig", [(key, Any) for key in keys], bases=bases, frozen=True, kw_only=True
-    )
-
-
-@cache
-def named_config_class(kind: str, config: type, keys: tuple[str, ...]) -> type:
-    """A `Config` that also carries the keys by which it was chosen (`name`, `type`, `_target_`).
-
-    The only place where a `Config` of somebody else that does not derive from `AlgorithmConfig` or
-    `BufferConfig` is given what those promise.
-    """
-    known = {each.name for each in fields(config)}
-    extra = [(key, str) for key in keys if key not in known]
-    contract = CONTRACTS.get(kind, config)
-    bases = (config,) if issubclass(config, contract) else (config, contract)
-    if not extra and bases == (config,):
-        return config
-    names = {"__module__": config.__module__, "__qualname__": config.__qualname__}
-    return make_dataclass(
-        config.__name__, extra, bases=bases, namespace=names, frozen=True, kw_only=True
-    )
 
 
 def to_tree(config: Any) -> Any:
@@ -148,18 +94,3 @@ def describe(config: type, prefix: str = "") -> list[OptionRow]:
             kind, limits = type_name(hints[each.name]), allowed(each.metadata)
             rows.append(OptionRow(path, kind, to_tree(default), help, limits))
     return rows
-
-
-def type_name(annotation: Any) -> str:
-    """An annotation as a reader wants it: `int`, `list[int]`, `'auto' | int`."""
-    if get_origin(annotation) is Literal:
-        return " | ".join(repr(each) for each in get_args(annotation))
-    if get_origin(annotation) in (Union, types.UnionType):
-        return " | ".join(type_name(each) for each in get_args(annotation))
-    if annotation is type(None):
-        return "null"
-    if get_origin(annotation) is list:
-        return f"list[{type_name(get_args(annotation)[0])}]"
-    if isinstance(annotation, type) and not get_args(annotation):
-        return annotation.__name__
-    return str(annotation).replace("typing.", "")

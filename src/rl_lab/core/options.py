@@ -15,6 +15,7 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from rl_lab.core.schedule import Schedule, extremes
+from rl_lab.core.values import expected, said
 
 LIMITS = ("low", "above", "high", "below")
 
@@ -142,6 +143,7 @@ class _Declared(NamedTuple):
 
     name: str
     marks: Mapping[str, Any]
+    arms: tuple[Any, ...]  # of its annotation, if that is a union
     choices: tuple[Any, ...]  # of a Literal
     other: bool  # the annotation also allows values that are no choices
     optional: bool  # may be None
@@ -159,7 +161,7 @@ def _declared(config: type) -> tuple[_Declared, ...]:
         other = len(arms) - len(literals) - (type(None) in arms) > 0
         if choices or allowed(each.metadata):
             optional = type(None) in arms or None in choices
-            found.append(_Declared(each.name, each.metadata, choices, other, optional))
+            found.append(_Declared(each.name, each.metadata, arms, choices, other, optional))
     return tuple(found)
 
 
@@ -168,8 +170,7 @@ def _problems(declared: _Declared, value: Any) -> Iterator[str]:
     if (value is None and declared.optional) or value in declared.choices:
         return
     if declared.choices and not declared.other:
-        words = ", ".join(map(str, declared.choices))
-        yield f"{name} must be one of {words}, got {value}"
+        yield f"{name} must be {expected(declared.arms)}, got {said(value)}"
     elif marks.get("not_empty") and not value:
         yield f"{name} must not be empty"
     elif any(key in marks for key in LIMITS):

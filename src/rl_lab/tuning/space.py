@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from rl_lab.config.values import read_number
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.core.values import read_number
 from rl_lab.tuning.expressions import evaluate, is_expression, names
 
 Settings = dict[str, Any]  # key -> value, of one trial
