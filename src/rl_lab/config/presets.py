@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 
 from rl_lab.config import catalog
 from rl_lab.config.documents import COMMAND_LINE, PACKAGE_CONFIGS, Origins, shown
-from rl_lab.config.variants import (
+from rl_lab.config.legacy.environment_files import (
     find_variant,
     list_variants,
     read_variant,

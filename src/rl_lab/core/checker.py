@@ -4,16 +4,17 @@ One checker for everything that users write: configurations, encoders of single 
 sweeps. All problems are collected, each with its path.
 """
 
+import inspect
 import re
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, make_dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, field, fields, is_dataclass, make_dataclass
+from functools import cache, partial
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
-from rl_lab.core.options import check_ranges
+from rl_lab.core.options import Options, check_ranges
 from rl_lab.core.schedule import Schedule
 from rl_lab.core.schema import AlgorithmConfig, BufferConfig
 from rl_lab.core.values import (
@@ -45,6 +46,44 @@ def check_variant(kind: str, block: Any, path: str, *, key: str = "type") -> Any
     made = checker.variant({"variant": kind, "key": key, "default": {}}, block, path, False)
     checker.finish()
     return made
+
+
+@cache
+def arguments_class(factory: Callable[..., Any]) -> type[Any]:
+    """The dataclass of the arguments that a class or function takes after its first one.
+
+    Ranges come from `Annotated[int, limits(low=1)]`. What has no annotation that can be checked
+    may be anything.
+    """
+    function = getattr(factory, "__init__", factory) if inspect.isclass(factory) else factory
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except (NameError, TypeError):
+        hints = {}
+    declared: list[Any] = []
+    for each in list(inspect.signature(factory).parameters.values())[1:]:
+        hint, marks = hints.get(each.name, Any), {}
+        if get_origin(hint) is Annotated:
+            hint, *notes = get_args(hint)
+            marks = next((note for note in notes if isinstance(note, dict)), {})
+        default: Any = (
+            {} if each.default is each.empty else {"default_factory": partial(_same, each.default)}
+        )
+        declared.append(
+            (each.name, hint if _can_check(hint) else Any, field(metadata=marks, **default))
+        )
+    return make_dataclass(factory.__name__, declared, bases=(Options,), frozen=True, kw_only=True)
+
+
+def _same(value: T) -> T:
+    return value
+
+
+def _can_check(annotation: Any) -> bool:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType, list, Sequence):
+        return all(map(_can_check, arguments))
+    return origin is Literal or annotation in (Any, type(None), *SCALARS)
 
 
 class Checker:
@@ -140,10 +179,10 @@ class Checker:
         """
         if first := re.match(r"(\S+?):?\s+(.*)", message, re.DOTALL):
             name = first[1].removeprefix(f"{path}.")
-            field = re.split(r"[.\[]", name)[0]
-            if field in names:
+            blamed = re.split(r"[.\[]", name)[0]
+            if blamed in names:
                 self.report(join(path, name), first[2])
-                return {field}
+                return {blamed}
         mentioned = [word for word in re.findall(r"\w+", message) if word in names]
         self.refused_together(message, path, mentioned)
         return set(mentioned)

@@ -7,7 +7,7 @@
 A dataclass that derives from `Options` is checked whenever one is made, from YAML or in Python.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from numbers import Real
@@ -45,14 +45,27 @@ def option(
         marks: Further metadata. `fixed=True` marks a number of an algorithm that is read once and
             cannot follow a schedule.
     """
-    given = {"low": low, "above": above, "high": high, "below": below}
-    if (low is not None and above is not None) or (high is not None and below is not None):
-        raise TypeError("an option has low or above, and high or below, not both")
-    metadata = {"help": help, **{key: each for key, each in given.items() if each is not None}}
-    metadata |= {"not_empty": True, **marks} if not_empty else marks
+    declared = limits(low=low, above=above, high=high, below=below, not_empty=not_empty)
+    metadata = {"help": help, **declared, **marks}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def limits(
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    below: float | None = None,
+    not_empty: bool = False,
+) -> dict[str, Any]:
+    """The range of an option; of a wrapper's argument: `Annotated[int, limits(low=1)]`."""
+    if (low is not None and above is not None) or (high is not None and below is not None):
+        raise TypeError("an option has low or above, and high or below, not both")
+    given = {"low": low, "above": above, "high": high, "below": below}
+    found: dict[str, Any] = {key: each for key, each in given.items() if each is not None}
+    return found | ({"not_empty": True} if not_empty else {})
 
 
 def section(config: type, help: str) -> Any:
@@ -171,7 +184,7 @@ def _problems(declared: _Declared, value: Any) -> Iterator[str]:
         return
     if declared.choices and not declared.other:
         yield f"{name} must be {expected(declared.arms)}, got {said(value)}"
-    elif marks.get("not_empty") and not value:
+    elif marks.get("not_empty") and isinstance(value, Sized) and not len(value):
         yield f"{name} must not be empty"
     elif any(key in marks for key in LIMITS):
         for where, number in _numbers(name, value):

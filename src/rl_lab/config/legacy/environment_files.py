@@ -1,4 +1,4 @@
-"""One file for an environment: fields that all variants share, then one block per variant.
+"""Files of an earlier solver: one per environment, with one block per variant.
 
 env_id: CartPole-v1          # shared, as what stands under `_base`
 _base: &base {n_envs: 8}
