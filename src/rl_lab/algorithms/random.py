@@ -1,11 +1,11 @@
 """Uniformly random actions: the baseline of every environment, and a policy for warm-up phases."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rl_lab.algorithms.base import Optimized, Roles, Workflow
 from rl_lab.core.actions import random_action
-from rl_lab.core.batch import Action
+from rl_lab.core.batch import Action, Obs
 from rl_lab.core.options import option
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.schema import AlgorithmConfig
@@ -34,6 +34,6 @@ class RandomWorkflow(Workflow):
         self.space = context.spec.action
         self.rng = context.rng.numpy("random_policy")
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Uniform over the action space; standard normal where a Box has no bounds."""
         return Action(random_action(self.space, obs, self.rng))

@@ -26,13 +26,14 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
-from rl_lab.core.spec import Discrete, MultiDiscrete, Observation
+from rl_lab.core.spec import Discrete, MultiDiscrete, Observation, Space
 
 MOST_CELLS = 100_000_000  # of a table: 800 MB, and as much for the visits
 
@@ -110,7 +111,7 @@ def policy_entropy(values: Array, epsilon: float) -> Array:
     return -np.sum(share * np.log(np.where(share > 0, share, 1.0)), axis=1)
 
 
-def state_count(space: Observation, action: Any) -> int:
+def state_count(space: Observation, action: Space) -> int:
     """How many states a table has, or why there can be none."""
     if not isinstance(space, Discrete | MultiDiscrete):
         raise UserError(
@@ -147,7 +148,7 @@ class Tabular(Workflow):
     uses_network: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
-    config: Any
+    config: TabularConfig
 
     def initialize(self, context: WorkflowContext) -> None:
         """Make the tables [K, S, A]: one, or two for a method that wants two."""
@@ -172,14 +173,14 @@ class Tabular(Workflow):
         self.epsilon = at(self.config, step).epsilon
         return super().collect_step(step, phase=phase)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Epsilon-greedy; deterministic: the first of the best."""
         values = self.tables[:, self.states(obs)].mean(axis=0)
         if deterministic:
             return Action(values.argmax(axis=1))
         return Action(epsilon_greedy(values, self.epsilon, self.action_rng))
 
-    def states(self, obs: Any) -> Array:
+    def states(self, obs: Obs) -> Array:
         """Rows of the table for observations [..., N]; of several indices the last counts fast."""
         indices: Array = obs.cpu().numpy()
         space = self.context.spec.observation

@@ -37,6 +37,7 @@ class DiskReplay(SequenceReplay):
     """
 
     Config = DiskConfig
+    config: DiskConfig
 
     def __init__(self, config: DiskConfig, setup: BufferSetup) -> None:
         self.folder = Path(config.folder).expanduser()

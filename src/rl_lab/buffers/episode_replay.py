@@ -36,6 +36,7 @@ class EpisodeReplay(SequenceReplay):
     """Draws an episode, then a window in it. What is overwritten in part counts no more."""
 
     Config = EpisodesConfig
+    config: EpisodesConfig
 
     def stretches(self) -> Stretches:
         """Finished episodes in the order of their ends, all of whose frames are there."""

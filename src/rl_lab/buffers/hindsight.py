@@ -46,6 +46,7 @@ class HindsightReplay(UniformReplay):
     """
 
     Config = HindsightConfig
+    config: HindsightConfig
 
     def __init__(self, config: HindsightConfig, setup: BufferSetup) -> None:
         space, pay = setup.spec.observation, setup.goal_reward

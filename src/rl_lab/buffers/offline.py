@@ -41,6 +41,7 @@ class OfflineReplay(SequenceReplay):
     """Transitions and windows of a dataset; of a larger one, the last `capacity` transitions."""
 
     Config = OfflineConfig
+    config: OfflineConfig
 
     def __init__(self, config: OfflineConfig, setup: BufferSetup) -> None:
         self.folder = Path(config.path).expanduser()

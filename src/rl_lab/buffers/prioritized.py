@@ -37,6 +37,7 @@ class PrioritizedReplay(UniformReplay):
     """Draws by priority, and learns the priorities from the errors that updates report."""
 
     Config = PrioritizedConfig
+    config: PrioritizedConfig
 
     def __init__(self, config: PrioritizedConfig, setup: BufferSetup) -> None:
         super().__init__(config, setup)

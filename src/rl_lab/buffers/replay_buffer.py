@@ -55,7 +55,7 @@ class UniformReplay:
 
     Config: type[Any] = UniformConfig
 
-    def __init__(self, config: Any, setup: BufferSetup) -> None:
+    def __init__(self, config: UniformConfig, setup: BufferSetup) -> None:
         self.config, self.setup = config, setup
         rows = config.capacity // setup.num_envs
         if rows == 0:

@@ -61,8 +61,9 @@ class SequenceReplay(UniformReplay):
     """The newest frames in windows [length], each window as likely as any other."""
 
     Config = SequenceConfig
+    config: SequenceConfig
 
-    def __init__(self, config: Any, setup: BufferSetup) -> None:
+    def __init__(self, config: SequenceConfig, setup: BufferSetup) -> None:
         super().__init__(config, setup)
         self._index()
         self.fresh: Positions = self.streams.next.copy()  # not given yet, if `online`

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from rl_lab.core.batch import Action, CollectResult
+from rl_lab.core.batch import Action, CollectResult, Obs
 from rl_lab.core.protocols import Act, Collector, MakePolicy
 
 SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
@@ -24,7 +24,7 @@ class Stopwatch:
     def timed(self, act: Act) -> Act:
         """The same policy; one of `SAMPLE_EVERY` decisions is measured, the first of a run not."""
 
-        def decide(obs: Any, state: Any, *, deterministic: bool) -> Action:
+        def decide(obs: Obs, state: object, *, deterministic: bool) -> Action:
             self._decisions += 1
             if self._decisions % SAMPLE_EVERY:
                 return act(obs, state, deterministic=deterministic)
@@ -53,7 +53,7 @@ class TimedCollector:
         self.stopwatch = stopwatch
 
     def collect(
-        self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
+        self, act: Act, *, steps: int, state: object = None, policy: MakePolicy | None = None
     ) -> CollectResult:
         """As the inner collector does it."""
         timed = self.stopwatch.timed(act)

@@ -190,7 +190,7 @@ def _import_file(file: Path) -> Any:
     return module
 
 
-def _attribute(module: Any, attribute: str, target: str) -> Any:
+def _attribute(module: object, attribute: str, target: str) -> Any:
     if not hasattr(module, attribute):
         known = [each for each in vars(module) if not each.startswith("_")]
         raise UserError(f"'{target}': no '{attribute}' in it{did_you_mean(attribute, known)}")

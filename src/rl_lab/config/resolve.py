@@ -252,12 +252,12 @@ def threads(config: RunConfig, spec: EnvSpec | None, here: Machine) -> tuple[int
     return max(1, min(free, MOST_THREADS)), reason
 
 
-def widest(network: Any) -> int:
+def widest(network: Mapping[str, Any]) -> int:
     """The largest width that stands in a network's block."""
     return max(_widths(network), default=0)
 
 
-def _widths(tree: Any) -> Iterator[int]:
+def _widths(tree: Mapping[str, Any]) -> Iterator[int]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _widths(value)

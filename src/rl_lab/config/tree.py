@@ -10,12 +10,13 @@ import yaml
 
 from rl_lab.core.options import allowed
 from rl_lab.core.schedule import Schedule
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.values import type_name
 
 ABSENT = "(absent)"
 
 
-def to_tree(config: Any) -> Any:
+def to_tree(config: object) -> Any:
     """A config as plain data that JSON and YAML can hold; validating it gives the same config."""
     if isinstance(config, Schedule):
         return config.to_tree()
@@ -30,12 +31,12 @@ def to_tree(config: Any) -> Any:
     return config
 
 
-def to_yaml(config: Any) -> str:
+def to_yaml(config: RunConfig) -> str:
     """A config as the text of a config.yaml."""
     return yaml.safe_dump(to_tree(config), sort_keys=False, allow_unicode=True, width=100)
 
 
-def config_hash(config: Any) -> str:
+def config_hash(config: RunConfig) -> str:
     """sha256 of what decides the run: everything but its name, its tags and its logging."""
     return tree_hash(to_tree(config))
 
@@ -49,7 +50,7 @@ def tree_hash(tree: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every `(path, value)` of a tree; a list is one value, an empty block too."""
     if isinstance(tree, Mapping) and tree:
         for key, each in tree.items():

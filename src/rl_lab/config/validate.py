@@ -140,12 +140,12 @@ class RunChecker(Checker):
         registry.remember(kind, block[TARGET], item)
         return item
 
-    def target(self, target: Any, path: str) -> tuple[Any, str]:
+    def target(self, target: object, path: str) -> tuple[Any, str]:
         """The class of a `_target_`, looked for also beside the file that names it."""
         file = origin_of(path, self.origins).file
         return catalog.find_target(str(target), [file.parent] if file else [])
 
-    def plugins(self, files: Any) -> Any:
+    def plugins(self, files: object) -> Any:
         """Import local files, whose classes then have names; spelled to be found again."""
         if not isinstance(files, list) or not files:
             return files or []
@@ -158,7 +158,7 @@ class RunChecker(Checker):
                 self.report(f"plugins.{index}", str(error))
         return found
 
-    def targets(self, tree: Any, path: str) -> Any:
+    def targets(self, tree: object, path: str) -> Any:
         """A free block with every `_target_` found, and spelled so that it is found again."""
         if isinstance(tree, list):
             return [self.targets(each, join(path, index)) for index, each in enumerate(tree)]
@@ -175,7 +175,7 @@ class RunChecker(Checker):
 
     # ------------------------------------------------------------ cross checks
 
-    def registered(self, kind: str, name: Any, path: str) -> None:
+    def registered(self, kind: str, name: object, path: str) -> None:
         """A name that is written must be known."""
         known = registry.names(kind)
         if isinstance(name, str) and name not in known:

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 
-def as_override(path: str, value: Any) -> str:
+def as_override(path: str, value: object) -> str:
     """`key=value` in the grammar of the command line, from a Python value."""
     return f"{path}={_spelled(value)}"
 
 
-def _spelled(value: Any) -> str:
+def _spelled(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):

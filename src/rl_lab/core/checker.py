@@ -32,7 +32,7 @@ T = TypeVar("T")
 TARGET = "_target_"
 
 
-def check(schema: type[T], tree: Any, path: str = "") -> T:
+def check(schema: type[T], tree: object, path: str = "") -> T:
     """The dataclass that a tree means, or a ConfigError with a line for every problem."""
     checker = Checker()
     made = checker.block(schema, tree, path)
@@ -40,7 +40,7 @@ def check(schema: type[T], tree: Any, path: str = "") -> T:
     return made
 
 
-def check_variant(kind: str, block: Any, path: str, *, key: str = "type") -> Any:
+def check_variant(kind: str, block: object, path: str, *, key: str = "type") -> Any:
     """The config of a block that names a registered class, such as `{type: mlp}` or `mlp`."""
     checker = Checker()
     made = checker.variant({"variant": kind, "key": key, "default": {}}, block, path, False)
@@ -79,7 +79,7 @@ def _same(value: T) -> T:
     return value
 
 
-def _can_check(annotation: Any) -> bool:
+def _can_check(annotation: object) -> bool:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType, list, Sequence):
         return all(map(_can_check, arguments))
@@ -109,7 +109,7 @@ class Checker:
 
     # ------------------------------------------------------------------ blocks
 
-    def block(self, schema: type[T], tree: Any, path: str, *, schedules: bool = False) -> T:
+    def block(self, schema: type[T], tree: object, path: str, *, schedules: bool = False) -> T:
         """One dataclass from one mapping. After a problem, the default stands in and we go on."""
         if not isinstance(tree, Mapping):
             self.report(path, f"must be a block of keys, got {said(tree)}")
@@ -191,7 +191,7 @@ class Checker:
         """Report a problem of several fields of a block."""
         self.report(path, message)
 
-    def variant(self, marks: Mapping[str, Any], tree: Any, path: str, schedules: bool) -> Any:
+    def variant(self, marks: Mapping[str, Any], tree: object, path: str, schedules: bool) -> Any:
         """A block whose dataclass is chosen by its `type`, `name` or `_target_`."""
         kind, key, default = marks["variant"], marks["key"], marks["default"]
         if isinstance(tree, str):  # memory: gru
@@ -212,7 +212,7 @@ class Checker:
         schema = named_config_class(kind, config, tuple(labels))
         return self.block(schema, {**labels, **block}, path, schedules=schedules)
 
-    def variants(self, marks: Mapping[str, Any], tree: Any, path: str) -> dict[str, Any]:
+    def variants(self, marks: Mapping[str, Any], tree: object, path: str) -> dict[str, Any]:
         """Named blocks, each of them a variant."""
         if not isinstance(tree, Mapping):
             self.report(path, f"must be a block of names, got {said(tree)}")
@@ -251,7 +251,7 @@ class Checker:
 
     # ------------------------------------------------------------------ values
 
-    def value(self, value: Any, annotation: Any, path: str, schedules: bool) -> Any:
+    def value(self, value: object, annotation: object, path: str, schedules: bool) -> Any:
         """One value as its annotation wants it, or `BadValueError`."""
         if schedules and takes_float(annotation) and (found := schedule(value)) is not None:
             return found
@@ -281,7 +281,7 @@ class Checker:
             return self.entries(value, arguments, path)
         raise TypeError(f"{path}: the validator does not know the type {annotation}")
 
-    def union(self, value: Any, arms: tuple[Any, ...], path: str) -> Any:
+    def union(self, value: object, arms: tuple[Any, ...], path: str) -> Any:
         """The first arm that fits; an arm of exactly the value's type comes first."""
         for arm in sorted(arms, key=lambda arm: arm is not type(value)):
             attempt = self.attempt()
@@ -294,7 +294,7 @@ class Checker:
                 return found
         raise BadValueError(f"must be {expected(arms)}, got {said(value)}")
 
-    def items(self, value: Any, arguments: tuple[Any, ...], path: str, container: Any) -> Any:
+    def items(self, value: object, arguments: tuple[Any, ...], path: str, container: object) -> Any:
         """A list; each bad item is a problem of its own."""
         if not isinstance(value, (list, tuple)):
             raise BadValueError(f"must be a list, got {said(value)}")
@@ -307,7 +307,7 @@ class Checker:
                 self.report(join(path, index), str(problem))
         return tuple(found) if container is tuple else found
 
-    def entries(self, value: Any, arguments: tuple[Any, ...], path: str) -> dict[str, Any]:
+    def entries(self, value: object, arguments: tuple[Any, ...], path: str) -> dict[str, Any]:
         """A mapping with free keys."""
         if not isinstance(value, Mapping):
             raise BadValueError(f"must be a block of keys, got {said(value)}")
@@ -340,7 +340,7 @@ class FreeConfig:
     def __contains__(self, key: str) -> bool:
         return key in vars(self)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """The value of a key, or the default."""
         return vars(self).get(key, default)
 
@@ -376,12 +376,12 @@ def named_config_class(kind: str, config: type, keys: tuple[str, ...]) -> type:
     )
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: object) -> Mapping[str, Any]:
     """The value if it is a block, else an empty one (the mistake is reported elsewhere)."""
     return value if isinstance(value, Mapping) else {}
 
 
-def join(path: str, key: Any) -> str:
+def join(path: str, key: object) -> str:
     """`a.b` and `c` to `a.b.c`."""
     return f"{path}.{key}" if path else str(key)
 

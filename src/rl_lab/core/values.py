@@ -16,14 +16,14 @@ class BadValueError(Exception):
     """A value that does not fit; the message says what would."""
 
 
-def takes_float(annotation: Any) -> bool:
+def takes_float(annotation: object) -> bool:
     """True for `float`, or null, or a word such as auto; not for a count that may be a share."""
     arms = set(get_args(annotation)) or {annotation}
     others = [arm for arm in arms - {float} if get_origin(arm) is not Literal]
     return float in arms and all(arm is type(None) for arm in others)
 
 
-def schedule(value: Any) -> Schedule | None:
+def schedule(value: object) -> Schedule | None:
     """A schedule, None, or `BadValueError` with the reason."""
     try:
         return parse_schedule(value)
@@ -31,7 +31,7 @@ def schedule(value: Any) -> Schedule | None:
         raise BadValueError(f"not a schedule: {error}") from error
 
 
-def free_value(value: Any, schedules: bool) -> Any:
+def free_value(value: object, schedules: bool) -> Any:
     """An undeclared value: a schedule or a number if it reads as one."""
     if schedules and (found := parse_schedule(value)) is not None:
         return found
@@ -52,7 +52,7 @@ def read_number(text: str) -> int | float | None:
     return number if math.isfinite(number) else None
 
 
-def whole(value: Any) -> int:
+def whole(value: object) -> int:
     """5, 5.0, "5e3", "10k": anything that is exactly an integer."""
     number = read_count(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -62,7 +62,7 @@ def whole(value: Any) -> int:
     return int(number)
 
 
-def real(value: Any) -> float:
+def real(value: object) -> float:
     """3, 3e-4, "3e-4"; not infinite, not NaN."""
     number = read_number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
@@ -72,7 +72,7 @@ def real(value: Any) -> float:
     return float(number)
 
 
-def truth(value: Any) -> bool:
+def truth(value: object) -> bool:
     """true and false, also as text."""
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
@@ -81,7 +81,7 @@ def truth(value: Any) -> bool:
     raise BadValueError(f"must be true or false, got {said(value)}")
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """Text; a number is taken as it is written (`name: 42`)."""
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
@@ -91,7 +91,7 @@ def text(value: Any) -> str:
 SCALARS: dict[Any, Callable[[Any], Any]] = {int: whole, float: real, bool: truth, str: text}
 
 
-def literal(value: Any, choices: tuple[Any, ...]) -> Any:
+def literal(value: object, choices: tuple[Any, ...]) -> Any:
     """One of the choices; YAML's true and false also mean on and off, and text may be a number."""
     candidates = [value]
     if isinstance(value, bool):
@@ -118,7 +118,7 @@ def expected(arms: Sequence[Any]) -> str:
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def said(value: Any) -> str:
+def said(value: object) -> str:
     """A value as YAML would show it, shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
@@ -126,7 +126,7 @@ def said(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def type_name(annotation: Any) -> str:
+def type_name(annotation: object) -> str:
     """An annotation as a reader wants it: `int`, `list[int]`, `'auto' | int`."""
     if get_origin(annotation) is Literal:
         return " | ".join(repr(each) for each in get_args(annotation))

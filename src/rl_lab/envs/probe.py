@@ -87,7 +87,7 @@ def step_seconds(env: gym.Env[Any, Any]) -> float:
     return spent / steps
 
 
-def _step(env: gym.Env[Any, Any], action: Any) -> bool:
+def _step(env: gym.Env[Any, Any], action: object) -> bool:
     _, _, terminated, truncated, _ = env.step(action)
     return bool(terminated or truncated)
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm
 
+from rl_lab.core.batch import Obs
 from rl_lab.core.compiled import is_tracing
 from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
@@ -151,7 +152,7 @@ class QEnsemble(nn.Module):
 
     def forward(
         self,
-        obs: Any,
+        obs: Obs,
         action: Tensor | None = None,
         *,
         frozen: bool = False,

@@ -288,7 +288,7 @@ class _Tables:
             setattr(self.workflow, name, value.copy())
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: object) -> Any:
     """Of a tensor, or of the running statistics that a normaliser keeps beside its tensors."""
     if isinstance(value, Mapping):
         return {key: _shape(each) for key, each in value.items()}

@@ -4,7 +4,7 @@ import cProfile
 import io
 import pstats
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.optim import FlatOptimizer
 from rl_lab.core.protocols import Phase
 from rl_lab.core.schema import RunConfig
+from rl_lab.core.state import Stateful
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.metrics import MetricLog
 from rl_lab.run.orchestrator import Orchestrator
@@ -68,7 +69,7 @@ def fitted(config: RunConfig) -> RunConfig:
     raise UserError(f"one environment is too few here: {problems[0]}")
 
 
-def _module(trace: Any) -> str:
+def _module(trace: object) -> str:
     return str(getattr(trace, "__module__", None) or type(trace).__module__)
 
 
@@ -109,7 +110,9 @@ def _watched(
 
 
 @torch.no_grad()
-def weight_statistics(parts: Any, gradients: dict[str, Tensor]) -> dict[str, float]:
+def weight_statistics(
+    parts: Mapping[str, Stateful], gradients: dict[str, Tensor]
+) -> dict[str, float]:
     """Mean, deviation and largest weight of every parameter, and the norm of its gradient."""
     row: dict[str, float] = {}
     for name, weight in _parameters(parts):
@@ -123,7 +126,7 @@ def weight_statistics(parts: Any, gradients: dict[str, Tensor]) -> dict[str, flo
     return row
 
 
-def named_gradients(parts: Any) -> dict[str, Tensor]:
+def named_gradients(parts: Mapping[str, Stateful]) -> dict[str, Tensor]:
     """The last gradient of every parameter that has one, whoever computed it."""
     found = {name: w.grad for name, w in _parameters(parts) if w.grad is not None}
     owners = {id(part): name for name, part in parts.items()}
@@ -134,7 +137,7 @@ def named_gradients(parts: Any) -> dict[str, Tensor]:
     return found
 
 
-def _parameters(parts: Any) -> Iterator[tuple[str, nn.Parameter]]:
+def _parameters(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, nn.Parameter]]:
     for part_name, part in parts.items():
         if isinstance(part, nn.Module):
             for name, weight in part.named_parameters():

@@ -233,7 +233,7 @@ def _with_new_values(state: Tree, built: Mapping[str, Any], now: Mapping[str, An
     return {**state, "workflow": {**state["workflow"], VALUES: {**saved, **new}}}
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: object, right: object) -> bool:
     return fingerprint(left) == fingerprint(right)
 
 

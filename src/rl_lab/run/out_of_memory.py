@@ -4,7 +4,6 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -62,11 +61,11 @@ def advice(config: RunConfig, error: BaseException) -> str:
     )
 
 
-def _takes_memory(value: Any) -> bool:
+def _takes_memory(value: object) -> bool:
     return bool(value) and not isinstance(value, bool | str)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return f"{value:_}" if isinstance(value, int) else str(value)
 
 

@@ -357,7 +357,7 @@ def _hooks(hooks: Sequence[Any], here: str, problems: list[str]) -> tuple[str, .
     return tuple(written)
 
 
-def _count(value: Any, here: str, problems: list[str]) -> int | None:
+def _count(value: object, here: str, problems: list[str]) -> int | None:
     try:
         if (number := whole(value)) >= 1:
             return number

@@ -45,7 +45,7 @@ class StickyActions(gym.Wrapper[Any, Any, Any, Any]):
         self.last_action = None
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step, with this action or with the last one that was executed."""
         if self.last_action is not None and self.random.random() < self.probability:
             action = self.last_action
@@ -120,7 +120,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         obs, info = self.env.reset(seed=seed, options=options)
         return self._with_mask(obs, info, ended=False), info
 
-    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         """One step, and what is legal after it."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         shown = self._with_mask(obs, info, ended=terminated or truncated)
@@ -143,7 +143,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return {**own, ACTION_MASK: mask.astype(np.int8)}
 
 
-def _legal(space: spaces.Space[Any], written: Any) -> Any:
+def _legal(space: spaces.Space[Any], written: object) -> Any:
     """An action as the space wants it, or a `UserError` if it is none."""
     if isinstance(space, spaces.Discrete):
         found: Any = written

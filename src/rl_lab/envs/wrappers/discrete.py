@@ -103,7 +103,7 @@ class OneHotObservation(gym.ObservationWrapper[Any, Any, Any]):
             raise UserError(f"needs a Discrete observation, got {arguments.said(space)}")
         self.observation_space = spaces.Box(0, 1, (spaces.flatdim(space),), np.float32)
 
-    def observation(self, observation: Any) -> Array:
+    def observation(self, observation: object) -> Array:
         """As float32, which is what networks eat."""
         return np.asarray(spaces.flatten(self.env.observation_space, observation), np.float32)
 

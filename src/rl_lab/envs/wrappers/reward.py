@@ -74,7 +74,7 @@ class CountBonus(gym.Wrapper[Any, Any, Any, Any]):
             raise UserError(f"{cells} cells are too many: use fewer bins (at most {MOST_CELLS})")
         self.counts = np.zeros(cells, np.int64)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step; the state that it reaches is counted first."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         cell = int(obs) - self.start if self.grid is None else self.grid.cell(obs)

@@ -50,7 +50,7 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
         self.frames.extend([np.array(obs)] * (self.frames.maxlen or 1))
         return self._stacked(), info
 
-    def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         """One step; the oldest frame leaves."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.frames.append(np.array(obs))
@@ -85,7 +85,7 @@ class FrameSkip(gym.Wrapper[Any, Any, Any, Any]):
         if self.max_pool:
             arguments.box(env)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One decision."""
         total, previous = 0.0, None
         for index in range(self.skip):
