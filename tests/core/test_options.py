@@ -160,6 +160,19 @@ def test_the_range_is_described_and_kept_by_other_defaults() -> None:
     assert allowed({"below": 1}) == "less than 1"
 
 
+def test_an_option_that_is_declared_again_keeps_its_range() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Again(Walker):
+        gamma: float = option(0.5, "another default")
+        rate: float = option(1.0, "another range", low=0)
+
+    assert Again(rate=0).gamma == 0.5
+    with pytest.raises(ValueError, match=r"gamma must be in \[0, 1\], got 2"):
+        Again(gamma=2)
+    ranges = {row.path: row.allowed for row in describe(Again)}
+    assert (ranges["gamma"], ranges["rate"]) == ("in [0, 1]", "at least 0")
+
+
 def test_a_range_has_one_end_on_each_side() -> None:
     with pytest.raises(TypeError):
         option(1.0, "", low=0, above=0)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 import yaml
 
-from rl_lab.core.options import allowed
+from rl_lab.core.options import allowed, declared_range
 from rl_lab.core.schedule import Schedule
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.values import type_name
@@ -92,6 +92,6 @@ def describe(config: type, prefix: str = "") -> list[OptionRow]:
             default = each.default
             if each.default_factory is not MISSING:
                 default = each.default_factory()
-            kind, limits = type_name(hints[each.name]), allowed(each.metadata)
+            kind, limits = type_name(hints[each.name]), allowed(declared_range(config, each.name))
             rows.append(OptionRow(path, kind, to_tree(default), help, limits))
     return rows

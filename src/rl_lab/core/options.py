@@ -151,6 +151,15 @@ def allowed(marks: Mapping[str, Any]) -> str:
     return "not empty" if marks.get("not_empty") else ""
 
 
+def declared_range(config: type, name: str) -> Mapping[str, Any]:
+    """The range of a field; one that a subclass declares again keeps it unless it has another."""
+    for base in config.__mro__:
+        own = vars(base).get("__dataclass_fields__", {}).get(name)
+        if own is not None and allowed(own.metadata):
+            return dict(own.metadata)
+    return {}
+
+
 class _Declared(NamedTuple):
     """What one field may be."""
 
@@ -172,9 +181,10 @@ def _declared(config: type) -> tuple[_Declared, ...]:
         literals = [arm for arm in arms if get_origin(arm) is Literal]
         choices = tuple(choice for arm in literals for choice in get_args(arm))
         other = len(arms) - len(literals) - (type(None) in arms) > 0
-        if choices or allowed(each.metadata):
+        marks = declared_range(config, each.name)
+        if choices or marks:
             optional = type(None) in arms or None in choices
-            found.append(_Declared(each.name, each.metadata, arms, choices, other, optional))
+            found.append(_Declared(each.name, marks, arms, choices, other, optional))
     return tuple(found)
 
 
