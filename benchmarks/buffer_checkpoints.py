@@ -28,8 +28,9 @@ from rl_lab.cli.printing import warn
 from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, RESET, REWARD, TERMINATED, TRUNCATED, Batch
 from rl_lab.core.errors import RunError
 from rl_lab.core.protocols import BufferSetup
+from rl_lab.core.schema import CheckpointConfig
 from rl_lab.core.spec import Box, EnvSpec
-from rl_lab.records.checkpoint import CheckpointConfig, CheckpointStore
+from rl_lab.records.checkpoint import CheckpointStore
 
 MB = 10**6
 SIZES = [100, 1_000, 4_000]

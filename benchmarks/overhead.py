@@ -30,8 +30,9 @@ from rl_lab.benchmarking.report import RESULTS, Report, measured, save
 from rl_lab.cli.bench import as_text
 from rl_lab.cli.printing import warn
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import RunConfig, to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.core.errors import RunError
+from rl_lab.core.schema import RunConfig
 from rl_lab.display.sinks import Sinks, TensorBoardSink
 from rl_lab.display.terminal import TerminalView
 from rl_lab.records.run_directory import RunDirectory

@@ -23,7 +23,7 @@ from rl_lab.benchmarking.report import RESULTS, Report, measured, save
 from rl_lab.cli.bench import as_text
 from rl_lab.cli.printing import warn
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.core.errors import RunError
 from rl_lab.planning.cem import cem, planner_noise
 from rl_lab.planning.plans import Plan

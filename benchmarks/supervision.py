@@ -13,7 +13,8 @@ from unittest.mock import patch
 
 import numpy as np
 
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.process import Worker
 
 

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from rl_lab.config.catalog import BUILT_INS, config_class
-from rl_lab.config.schema import OptionRow, RunConfig, describe
+from rl_lab.config.catalog import BUILT_INS
+from rl_lab.config.tree import OptionRow, describe
 from rl_lab.core import registry
+from rl_lab.core.checker import config_class
+from rl_lab.core.schema import RunConfig
 
 PAGE = Path(__file__).with_name("options.md")
 TITLES = {  # kind in the registry -> title, and where its options stand in the tree
@@ -80,11 +82,13 @@ def _wrapper(name: str) -> list[str]:
 
 
 def _table(rows: Iterable[OptionRow]) -> str:
-    lines = ["| option | type | default | meaning |", "|---|---|---|---|"]
+    lines = ["| option | type | default | allowed | meaning |", "|---|---|---|---|---|"]
     for row in rows:
         kind = _choice(row.type) if row.type in TITLES else _code(row.type)
         default = _code(_shown(row.default))
-        lines.append(f"| `{row.path}` | {kind} | {default} | {_escaped(row.help)} |")
+        lines.append(
+            f"| `{row.path}` | {kind} | {default} | {row.allowed} | {_escaped(row.help)} |"
+        )
     return "\n".join(lines) + "\n"
 
 

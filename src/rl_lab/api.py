@@ -24,13 +24,13 @@ from rl_lab.collect.evaluate import Evaluation
 from rl_lab.collect.play import Played
 from rl_lab.config import catalog
 from rl_lab.config.compose import Composed, compose
-from rl_lab.config.schema import RunConfig
 from rl_lab.config.shrink import made_small
 from rl_lab.config.validate import validate
 from rl_lab.config.values import as_override
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.registry import register
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree, where_rows
 from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.display.sinks import Sink

@@ -28,9 +28,9 @@ from rl_lab.core.batch import (
     WEIGHT,
 )
 from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec
 from rl_lab.core.state import fingerprint, join, split
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig
 from rl_lab.networks.encoder import AutoEncoderConfig
 from rl_lab.networks.numpy_policy import fast_values
 from rl_lab.networks.q_network import QNetwork

@@ -7,7 +7,7 @@ import torch
 import space_envs  # noqa: F401  (registers its worlds)
 from algorithms.test_dqn import GAMMA, PHASE, SMALL, box, network
 from rl_lab.algorithms.dqn import DQNConfig, dqn_loss, noisy_entropy, policy_entropy
-from rl_lab.config.schema import to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.batch import (
     ACTION,

@@ -22,9 +22,9 @@ from rl_lab.core.batch import (
     TRUNCATED,
 )
 from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec
 from rl_lab.core.tree import picked
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig
 from rl_lab.networks.encoder import AutoEncoderConfig
 from rl_lab.networks.memory.recurrent import RecurrentConfig
 from rl_lab.networks.recurrent_q import RecurrentQNetwork, packed, unpacked
@@ -236,7 +236,9 @@ def test_warming_up_moves_the_memory_and_is_not_learned():
 def test_windows_in_which_nothing_is_learned_change_nothing():
     network, rows = model(), windows()
     rows[BURN_IN][:] = True
-    loss, *_ = r2d2_loss(network, rows, network.initial_state(3), network, torch.tensor(0.9), **LOSS)
+    loss, *_ = r2d2_loss(
+        network, rows, network.initial_state(3), network, torch.tensor(0.9), **LOSS
+    )
     loss.backward()
     assert loss.item() == 0 and all((each.grad == 0).all() for each in network.parameters())
 

@@ -367,7 +367,7 @@ def test_what_has_no_states_is_refused_with_the_wrapper_that_helps(tiny):
         ({"epsilon": 1.5}, r"epsilon must be in \[0, 1\], got 1.5"),
         ({"learning_rate": -0.1}, r"learning_rate must be in \[0, 1\], got -0.1"),
         ({"rollout_steps": 0}, "rollout_steps must be at least 1, got 0"),
-        ({"step_power": -1.0}, "step_power must not be negative, got -1"),
+        ({"step_power": -1.0}, "step_power must be at least 0, got -1"),
     ],
 )
 @pytest.mark.parametrize("config", [QLearningConfig, SarsaConfig])

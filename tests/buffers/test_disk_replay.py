@@ -324,8 +324,8 @@ def test_anybody_can_read_the_files(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "folder must say where the files are, got nothing"),
-        ({"folder": "x", "mode": "write"}, "mode must be append or read, got write"),
+        ({}, "folder must not be empty"),
+        ({"folder": "x", "mode": "write"}, "mode must be 'append' or 'read', got 'write'"),
         ({"folder": "x", "segment": 0}, "segment must be at least 1, got 0"),
         ({"folder": "x", "ram": 0}, "ram must be at least 1, got 0"),
     ],

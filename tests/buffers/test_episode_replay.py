@@ -133,7 +133,7 @@ def test_saved_and_loaded_equals_never_saved():
     ("options", "said"),
     [
         ({"within_episodes": False}, "within_episodes must be true for episodes, got false"),
-        ({"burn_in": -1}, "burn_in must not be negative, got -1"),
+        ({"burn_in": -1}, "burn_in must be at least 0, got -1"),
         ({"recent_ratio": 1.5}, r"recent_ratio must be in \[0, 1\], got 1.5"),
         ({"recent": 0}, "recent must be at least 1, got 0"),
     ],

@@ -205,7 +205,7 @@ def test_paths_that_lead_nowhere(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"text")
     with pytest.raises(UserError, match=r"a.npz is not an .npz file"):
         offline(tmp_path)
-    with pytest.raises(ValueError, match="path must say where the dataset is"):
+    with pytest.raises(ValueError, match="path must not be empty"):
         OfflineConfig()
     np.savez(tmp_path / "a.npz", **episode(3, 0))
     with pytest.raises(UserError, match="is only read: collect into another buffer"):

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Replay
+from rl_lab.core.schema import CheckpointConfig
 from rl_lab.core.spec import EnvSpec
 from rl_lab.core.tree import named_leaves
-from rl_lab.records.checkpoint import CheckpointConfig, CheckpointStore
+from rl_lab.records.checkpoint import CheckpointStore
 from transition_stream import PARTS, SPEC, Stream, arrivals, box, setup
 
 FLAGS = ("reset", "terminated", "truncated")

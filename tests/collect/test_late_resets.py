@@ -24,9 +24,10 @@ from rl_lab.core.batch import (
     Step,
 )
 from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.state import differences, join, split
 from rl_lab.envs.counter import CounterEnv
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.vector import GymnasiumVector, SyncVector
 
 NEXT_STEP = gym.vector.AutoresetMode.NEXT_STEP

@@ -13,8 +13,9 @@ from rl_lab.collect.episodes import WINDOW, MeasureTracker
 from rl_lab.collect.evaluate import evaluate
 from rl_lab.core.batch import Action
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.state import join, split
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.multi_goal import MultiGoalEnv
 from rl_lab.envs.process import ProcessVector
 from rl_lab.envs.vector import SyncVector

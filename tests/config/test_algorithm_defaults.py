@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rl_lab.algorithms.base import Workflow
-from rl_lab.config.schema import to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.config.validate import merged, validate
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError

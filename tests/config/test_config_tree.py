@@ -8,19 +8,11 @@ import pytest
 import yaml
 
 from rl_lab.config.catalog import BUILT_INS
-from rl_lab.config.schema import (
-    ABSENT,
-    RunConfig,
-    config_hash,
-    describe,
-    diff,
-    to_tree,
-    to_yaml,
-    tree_hash,
-)
+from rl_lab.config.tree import ABSENT, config_hash, describe, diff, to_tree, to_yaml, tree_hash
 from rl_lab.config.validate import validate
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.run.session import resume
 from tiny_runs import tiny_run
 

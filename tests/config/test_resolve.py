@@ -12,8 +12,8 @@ import pytest
 
 from rl_lab.config import resolve as module
 from rl_lab.config.resolve import Machine, other_runs, resolve, threads, vectorization
-from rl_lab.config.schema import RunConfig
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec
 from rl_lab.envs.probe import Probe
 from rl_lab.records.run_directory import RunDirectory

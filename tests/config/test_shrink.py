@@ -5,8 +5,8 @@ import pytest
 from rl_lab.api import configure
 from rl_lab.cli.main import main
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import to_tree
 from rl_lab.config.shrink import largest_divisor
+from rl_lab.config.tree import to_tree
 from rl_lab.core.state import fingerprint
 from rl_lab.display.sinks import Sinks
 from rl_lab.records.run_directory import RunDirectory, find_run

@@ -8,13 +8,15 @@ import pytest
 
 from rl_lab.config import catalog
 from rl_lab.config.compose import compose
-from rl_lab.config.schema import FreeConfig, RunConfig, to_tree
-from rl_lab.config.validate import check, validate
-from rl_lab.config.values import takes_float
+from rl_lab.config.tree import to_tree
+from rl_lab.config.validate import validate
 from rl_lab.core import registry
+from rl_lab.core.checker import FreeConfig, check, config_class
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.options import option, section, variant
 from rl_lab.core.schedule import Schedule
+from rl_lab.core.schema import RunConfig
+from rl_lab.core.values import takes_float
 
 BASE: dict[str, Any] = {"version": 1, "environment": {"id": "CartPole-v1"}}
 
@@ -105,8 +107,8 @@ BAD = {
     "version": (2, "version: must be 1, got 2: update rl-lab"),
     "environment.id": ("", "environment.id: is missing"),
     "environment.num_envs": (0, "environment.num_envs: must be at least 1, got 0"),
-    "training.total_timesteps": (0, "training.total_timesteps: must be 1 or more, got 0"),
-    "evaluation.episodes": (-1, "evaluation.episodes: must be 1 or more, got -1"),
+    "training.total_timesteps": (0, "training.total_timesteps: must be at least 1, got 0"),
+    "evaluation.episodes": (-1, "evaluation.episodes: must be at least 1, got -1"),
     "checkpoint.keep_last": (0, "checkpoint.keep_last: must be at least 1, got 0"),
     "algorithm.clip_range": (
         {"start": 0.2, "finish": 1, "until": 3},
@@ -242,7 +244,7 @@ def workflow_floats() -> list[tuple[str, str]]:
     """Every float of every registered algorithm that is not read only once; some may be null."""
     found = []
     for name in registry.names("workflow"):
-        config = catalog.config_class(registry.get("workflow", name))
+        config = config_class(registry.get("workflow", name))
         hints = get_type_hints(config) if config else {}
         for each in fields(config) if config else ():
             if takes_float(hints[each.name]) and not each.metadata.get("fixed"):
@@ -440,7 +442,7 @@ def test_nested_containers_are_checked_through_and_through() -> None:
         "table": {"a": "1e-3"},
         "level": "2",
     }
-    found = check(Outer, tree, {})
+    found = check(Outer, tree)
     assert found.maybe == Inner(size=2) and found.many == [Inner(size=3)]
     assert found.pair == (1, 2) and found.table == {"a": 1e-3} and found.level == 2
 
@@ -453,14 +455,14 @@ def test_nested_problems_have_nested_paths() -> None:
         "maybe": {"x": 1},
     }
     with pytest.raises(ConfigError) as caught:
-        check(Outer, tree, {})
+        check(Outer, tree)
     assert caught.value.problems == [
-        "must: is required — default",
-        "inner.size: must not be negative — default",
-        "inner.size: is all wrong — default",
-        "maybe.x: unknown key (known: size) — default",
-        "many[1].sise: unknown key (did you mean 'size'?) — default",
-        "table.a: must be a number, got 'x' — default",
+        "must: is required",
+        "inner.size: must not be negative",
+        "inner.size: is all wrong",
+        "maybe.x: unknown key (known: size)",
+        "many[1].sise: unknown key (did you mean 'size'?)",
+        "table.a: must be a number, got 'x'",
     ]
 
 

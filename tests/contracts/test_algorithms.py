@@ -12,6 +12,7 @@ from rl_lab.algorithms.base import VALUES, Workflow
 from rl_lab.config import catalog
 from rl_lab.core import registry
 from rl_lab.core.batch import Action
+from rl_lab.core.checker import config_class
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.schedule import extremes
 from rl_lab.core.spec import Discrete
@@ -198,7 +199,7 @@ def floats() -> list[tuple[str, str, float]]:
     """Every number of every algorithm's own config, with a value that it may start from."""
     found = []
     for name in WORKFLOWS:
-        config = catalog.config_class(catalog.workflow_class(name))
+        config = config_class(catalog.workflow_class(name))
         hints = get_type_hints(config) if config else {}
         found += [
             (name, each.name, extremes(each.default)[1] if each.default else 0.1)
@@ -224,7 +225,7 @@ def fixed_floats() -> list[tuple[str, str]]:
     """Numbers that are read once: those marked so, and all in blocks such as the optimiser's."""
     found = []
     for name in WORKFLOWS:
-        config = catalog.config_class(catalog.workflow_class(name))
+        config = config_class(catalog.workflow_class(name))
         hints = get_type_hints(config) if config else {}
         own = fields(config) if config else ()
         found += [(name, each.name) for each in own if each.metadata.get("fixed")]

@@ -58,19 +58,19 @@ def test_an_empty_or_absent_file_changes_nothing(tmp_path):
 def test_all_mistakes_are_told_at_once_with_the_nearest_word(tmp_path):
     file = write(
         tmp_path / "m.yaml",
-        "a: {precison: 2, better: up}\nb: {precision: true, show: 1, unit: 3}\n"
+        "a: {precison: 2, better: up}\nb: {precision: true, show: 1, unit: true}\n"
         "c: 4\nd: {precision: 99}\n",
     )
     with pytest.raises(ConfigError) as caught:
         load_display([file])
     assert caught.value.problems == [
         f"{file}: a.precison: unknown key (did you mean 'precision'?)",
-        f"{file}: a.better: must be higher or lower, got 'up'",
-        f"{file}: b.precision: must be a number of decimals from 0 to 12, got True",
+        f"{file}: a.better: must be 'higher', 'lower' or null, got 'up'",
+        f"{file}: b.precision: must be a whole number, got true",
         f"{file}: b.show: must be true or false, got 1",
-        f"{file}: b.unit: must be text, got 3",
-        f"{file}: c: must be a block like {{precision: 2}}, got 4",
-        f"{file}: d.precision: must be a number of decimals from 0 to 12, got 99",
+        f"{file}: b.unit: must be text, got true",
+        f"{file}: c: must be a block of keys, got 4",
+        f"{file}: d.precision: must be in [0, 12], got 99",
     ]
 
 

@@ -11,8 +11,9 @@ from rl_lab.collect.evaluate import evaluate
 from rl_lab.core.batch import Action
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Bars, Contour, Lines, Picture, Points
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.display.pictures import PictureSink, render
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from tiny_runs import run_hash, tiny_run
 
 AXIS = np.linspace(-1, 1, 5)

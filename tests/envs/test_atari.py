@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import atari
-from rl_lab.envs.make import EnvironmentConfig, make_vector, single_spaces
+from rl_lab.envs.make import make_vector, single_spaces
 from rl_lab.envs.vector import GymnasiumVector
 
 ID = "ALE/Breakout-v5"

@@ -9,10 +9,11 @@ from rl_lab.collect.episodes import WINDOW, MeasureTracker
 from rl_lab.collect.evaluate import evaluate
 from rl_lab.core.batch import Action
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.state import fingerprint, join, split
 from rl_lab.envs.bandit import BanditVector
 from rl_lab.envs.check import check_env
-from rl_lab.envs.make import EnvironmentConfig, make_vector, resolve_vectorization, single_spaces
+from rl_lab.envs.make import make_vector, resolve_vectorization, single_spaces
 from rl_lab.envs.vector import SyncVector
 
 MEANS = [1.0, 4.0, 2.0]

@@ -20,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from rl_lab.core.compiled import Compiled, compiler
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.state import fingerprint, join, split
 from rl_lab.envs.classic import BLOCK, TASKS, ClassicVector, advance
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 
 PI = math.pi
 TILT = 12 * 2 * PI / 360

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs.dmc import STEPS, TASKS, SuiteEnv
-from rl_lab.envs.make import EnvironmentConfig, list_environments, make_vector
+from rl_lab.envs.make import list_environments, make_vector
 
 
 def make(id: str, seed: int = 0) -> Any:
@@ -86,7 +87,8 @@ MISSING = """
 import sys
 sys.modules |= dict.fromkeys(["dm_control", "mujoco", "Box2D"])  # None: cannot be imported
 from rl_lab.core.errors import UserError
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
+from rl_lab.core.schema import EnvironmentConfig
 for id in sys.argv[1:]:
     try:
         make_vector(EnvironmentConfig(id=id), [0])

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs.check import check_env
-from rl_lab.envs.make import EnvironmentConfig, make_vector, single_spaces
+from rl_lab.envs.make import make_vector, single_spaces
 from tiny_runs import tiny_run
 
 

@@ -8,15 +8,10 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Box, Discrete
 from rl_lab.envs.classic import ClassicVector
-from rl_lab.envs.make import (
-    FEW,
-    EnvironmentConfig,
-    list_environments,
-    make_vector,
-    resolve_vectorization,
-)
+from rl_lab.envs.make import FEW, list_environments, make_vector, resolve_vectorization
 from rl_lab.envs.vector import NativeCartPole, SyncVector
 
 

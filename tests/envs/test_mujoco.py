@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import mujoco
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.run.session import train
 from tiny_runs import tiny_config
 

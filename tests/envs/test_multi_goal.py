@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rl_lab.envs.make import EnvironmentConfig, find, make_vector
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import find, make_vector
 from rl_lab.envs.multi_goal import GOALS, MultiGoalEnv
 
 

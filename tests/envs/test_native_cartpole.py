@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import make_vector
 
 
 def test_rows_are_cartpole_transitions_and_ends_are_reset_at_once() -> None:

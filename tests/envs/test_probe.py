@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import probe
-from rl_lab.envs.make import EnvironmentConfig
 
 
 class Slow(gym.Env[Any, Any]):

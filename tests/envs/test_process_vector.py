@@ -11,9 +11,10 @@ import pytest
 from fault_envs import Global, Opaque
 from rl_lab.core import spec
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.state import fingerprint
 from rl_lab.envs.counter import CounterEnv
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.process import ProcessVector
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.session import resume

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import opengl
 from rl_lab.envs.canvas import PAPER, SIZE, Disc, draw
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.multi_goal import MultiGoalEnv
 from rl_lab.envs.point_goal import GOAL, POINT, PointGoalEnv
 from rl_lab.envs.render import has_screen, make_shown

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Discrete
 from rl_lab.core.state import join, split
 from rl_lab.envs import snapshot
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 
 MUJOCO = [
     *("Ant-v5", "HalfCheetah-v5", "Hopper-v5", "Humanoid-v5", "HumanoidStandup-v5"),

@@ -10,11 +10,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Discrete
 from rl_lab.core.state import join, split
 from rl_lab.envs import snapshot
 from rl_lab.envs.counter import CounterEnv
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.vector import SyncVector
 
 IDS = [

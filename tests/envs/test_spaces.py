@@ -13,11 +13,12 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.core.batch import ACTION, ACTION_MASK, Action
 from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Box, Dict, Discrete, MultiDiscrete
 from rl_lab.core.tree import named_leaves
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.check import check_env
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.process import ProcessVector
 from rl_lab.envs.spaces import Frames, action_converter, action_space, describe
 from rl_lab.envs.vector import GymnasiumVector, SyncVector

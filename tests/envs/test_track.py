@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.track import LANE, LIMIT, SLIDE, STEERING, PixelTrackEnv
 
 

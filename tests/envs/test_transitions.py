@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Discrete, MultiDiscrete
 from rl_lab.envs.counter import CounterEnv
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.vector import GymnasiumVector, SyncVector
 
 LENGTHS, ROWS = (3, 5), 40

@@ -7,8 +7,9 @@ import pytest
 from rl_lab import api
 from rl_lab.core.actions import random_action
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Box, Discrete
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.unit_actions import Stretch, UnitActions
 
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from picture_env import Picture
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.wrappers import wrap
 
 COUNTER = "rl_lab/Counter-v0"

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import make_vector
 
 
 def rewards(id: str, block: dict[str, Any], actions: list[int], **settings: Any) -> list[float]:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from rl_lab.config.catalog import BUILT_INS
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Discrete
 from rl_lab.core.state import join, split
 from rl_lab.core.tree import named_leaves
 from rl_lab.envs import snapshot
 from rl_lab.envs.check import check_env
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 
 PICTURE = "picture_env:Picture-v0"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

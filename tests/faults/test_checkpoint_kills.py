@@ -20,8 +20,9 @@ import torch
 
 from growing_rows import Rows
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import CheckpointConfig
 from rl_lab.records import faults
-from rl_lab.records.checkpoint import CheckpointConfig, CheckpointStore
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import read_manifest
 
 TESTS = str(Path(__file__).parents[1] / "support")

@@ -5,8 +5,9 @@ from torch import nn
 
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec, MultiDiscrete
-from rl_lab.networks.actor_critic import ActorCritic, HeadConfig, NetworkConfig
+from rl_lab.networks.actor_critic import ActorCritic
 from rl_lab.networks.mlp import Flatten, MLPEncoderConfig
 from rl_lab.networks.normalizer import ObservationNormalizer, is_normalizable
 from rl_lab.networks.numpy_policy import fast_policy

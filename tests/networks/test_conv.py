@@ -34,7 +34,7 @@ def test_an_image_s_features_do_not_depend_on_its_neighbours_nor_on_contrast():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="kernel must be an odd number, got 4"):
         ConvConfig(kernel=4)
-    with pytest.raises(ValueError, match="channels and features must be positive"):
+    with pytest.raises(ValueError, match="channels must not be empty"):
         ConvConfig(channels=[])
     with pytest.raises(UserError, match="conv needs an image"):
         ConvEncoder(ConvConfig(), Box((3,), np.dtype(np.float32), -np.ones(3), np.ones(3)))

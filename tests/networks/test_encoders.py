@@ -10,8 +10,9 @@ from torch import nn
 from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.distributions import Categorical, MultiCategorical, masked
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete
-from rl_lab.networks.actor_critic import ActorCritic, NetworkConfig
+from rl_lab.networks.actor_critic import ActorCritic
 from rl_lab.networks.cnn import (
     GridCNN,
     GridConfig,
@@ -148,7 +149,7 @@ def test_one_part_alone_is_encoded_as_without_a_dict():
         ({"speed": {"type": "mlp", "hidden_dim": [4]}}, "did you mean 'hidden_dims'"),
         ({"speed": {"hidden_dims": [4]}}, "needs a type"),
         ({"speed": "transformer"}, "unknown encoder"),
-        ({"speed": {"type": "mlp", "hidden_dims": [0]}}, "must be positive"),
+        ({"speed": {"type": "mlp", "hidden_dims": [0]}}, "must be at least 1"),
     ],
 )
 def test_wrong_parts_are_named(parts, message):

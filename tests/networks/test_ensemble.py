@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig
 from rl_lab.networks.ensemble import Ensemble, QEnsemble
 from rl_lab.networks.mlp import ACTIVATIONS, MLPEncoderConfig
 from rl_lab.networks.sac_policies import SoftActor

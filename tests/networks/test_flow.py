@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.core.schema import HeadConfig
 from rl_lab.core.spec import Box
-from rl_lab.networks.actor_critic import HeadConfig
 from rl_lab.networks.flow import LARGEST_LOG_SCALE, Coupling, FlowHead
 
 HEAD = HeadConfig(hidden_dims=[16], activation="relu")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig
 from rl_lab.networks.encoder import AutoEncoderConfig
 from rl_lab.networks.noisy import NoisyLinear, draw_noise, noise_size, through
 from rl_lab.networks.numpy_policy import fast_values

@@ -290,7 +290,7 @@ def test_a_warm_start_can_be_left():
         ({"horizon": 0}, "horizon must be at least 1, got 0"),
         ({"elites": 2000}, r"elites must be at most candidates \(1000\), got 2000"),
         ({"initial_std": 0.0}, "initial_std must be positive, got 0"),
-        ({"min_std": 2.0}, r"min_std must be in 0 … max_std \(1\), got 2"),
+        ({"min_std": 2.0}, r"min_std must be at most max_std \(1\), got 2"),
         ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
     ],
 )

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import CheckpointConfig
 from rl_lab.records import checkpoint, faults
-from rl_lab.records.checkpoint import CheckpointConfig, CheckpointStore
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import MANIFEST, TENSORS, encode_manifest, read_manifest
 
 

@@ -13,10 +13,11 @@ import torch
 from growing_rows import Rows
 from rl_lab.core.chunks import Chunk, Log
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import CheckpointConfig
 from rl_lab.core.state import differences, fingerprint, join, split
 from rl_lab.records import chunks as chunk_files
 from rl_lab.records import faults
-from rl_lab.records.checkpoint import CheckpointConfig, CheckpointStore
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import MANIFEST, encode_manifest, read_manifest
 
 

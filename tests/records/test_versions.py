@@ -9,8 +9,9 @@ import yaml
 
 from rl_lab import api
 from rl_lab.cli.main import main
-from rl_lab.config.schema import VERSION, to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import VERSION
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import FORMAT, MANIFEST, encode_manifest
 from rl_lab.records.run_directory import find_run

@@ -8,7 +8,7 @@ import pytest
 
 from rl_lab.algorithms.ppo import PPOConfig
 from rl_lab.config.resolve import interval, resolve
-from rl_lab.config.schema import to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_config, tiny_orchestrator, tiny_run
 

@@ -6,9 +6,10 @@ from rl_lab.algorithms.ppo import PPO, PPOConfig
 from rl_lab.algorithms.sac import SACConfig
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.schedule import Schedule, at
+from rl_lab.core.schema import Change, Intervention
 from rl_lab.records import faults
 from rl_lab.records.metrics import read_metrics
-from rl_lab.run.interventions import Change, Intervention, Interventions, changeable
+from rl_lab.run.interventions import Interventions, changeable
 from rl_lab.run.policy import load
 from rl_lab.run.session import resume
 from tiny_runs import final_state, run_hash, tiny_config, tiny_run
@@ -189,12 +190,12 @@ def test_what_is_read_once_cannot_be_changed():
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        ("{patience: 0, actions: [A]}", "[0].patience: must be 1 or more, got 0"),
-        ("{cooldown: -1, actions: [A]}", "[0].cooldown: must be 0 or more, got -1"),
+        ("{patience: 0, actions: [A]}", "[0].patience: must be at least 1, got 0"),
+        ("{cooldown: -1, actions: [A]}", "[0].cooldown: must be at least 0, got -1"),
         ("{metric: reward, actions: [A]}", "[0].metric: must be a full name like"),
         ("{patients: 3, actions: [A]}", "[0].patients: unknown key (did you mean 'patience'?)"),
         ("{mode: most, actions: [A]}", "[0].mode: must be 'max' or 'min', got 'most'"),
-        ("{actions: []}", "[0].actions: must have at least one entry"),
+        ("{actions: []}", "[0].actions: must not be empty"),
         (
             "{actions: [{key: algorithm.learning_rat, set: 1}]}",
             "[0].actions[0].key: no float option of this algorithm "

@@ -117,11 +117,11 @@ def test_a_skipped_update_counts_nothing_and_an_idle_phase_is_an_error():
 @pytest.mark.parametrize(
     ("blocks", "problem"),
     [
-        ([{"name": "a", "hooks": []}], "needs a list of hooks"),
+        ([{"name": "a", "hooks": []}], r"\[0\]\.hooks: must not be empty"),
         ([{"name": "a", "hooks": ["collect"], "typ": "online"}], "did you mean 'type'"),
-        ([{"name": "a", "hooks": ["collect"], "type": "sideways"}], "must be one of online"),
+        ([{"name": "a", "hooks": ["collect"], "type": "sideways"}], "must be 'online', 'offline'"),
         ([{"name": "a", "hooks": ["collect"], "duration_steps": 0}], "at least 1"),
-        ([{"name": "a", "hooks": ["collect"], "duration_steps": "many"}], "at least 1"),
+        ([{"name": "a", "hooks": ["collect"], "duration_steps": "many"}], "a whole number"),
         ([{"name": "a", "hooks": ["collect"], "until": "good enough"}], "write `metric >= number`"),
         ([{"name": "a", "hooks": ["collect"], "type": "offline"}], "does not collect"),
         ([{"repeat": 0, "phases": [{"name": "a", "hooks": ["collect"]}]}], "at least 1"),

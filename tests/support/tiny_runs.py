@@ -5,9 +5,9 @@ from typing import Any
 
 from rl_lab.config.compose import compose
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import RunConfig
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import ConfigError
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree, fingerprint
 from rl_lab.display.sinks import Sinks
 from rl_lab.records.checkpoint import CheckpointStore

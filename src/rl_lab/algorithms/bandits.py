@@ -14,11 +14,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from rl_lab.algorithms.base import Optimized, Roles, Workflow
-from rl_lab.core.batch import ACTION, OBS, REWARD, Action, Array, Batch, CollectResult, Metrics
+from rl_lab.core.batch import ACTION, OBS, REWARD, Action, Array, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
+from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.spec import Discrete
 
 MOST_CELLS = 100_000_000  # environments x contexts x arms
@@ -26,65 +27,45 @@ MOST_CELLS = 100_000_000  # environments x contexts x arms
 
 SMALLEST_STD = 1e-6
 
+Cell = tuple[Array, ...]  # an index of agents and contexts
+
 
 @dataclass(frozen=True, kw_only=True)
-class BanditConfig:
+class BanditConfig(AlgorithmConfig):
     """What all agents share."""
 
-    rollout_steps: int = option(1, "pulls between updates; 1 learns from every pull at once")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        if self.rollout_steps < 1:
-            raise ValueError(f"rollout_steps must be at least 1, got {self.rollout_steps}")
+    rollout_steps: int = option(1, "pulls between updates; 1 learns from every pull at once", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpsilonGreedyConfig(BanditConfig):
     """A random arm now and then, the best one so far otherwise. Any float may be a schedule."""
 
-    epsilon: float = option(0.1, "chance of a random arm")
+    epsilon: float = option(0.1, "chance of a random arm", low=0, high=1)
     step_size: float | None = option(
-        None, "constant step size; null averages all rewards of an arm"
+        None, "constant step size; null averages all rewards of an arm", low=0, high=1
     )
     initial_value: float = option(
         0.0, "first estimate; a high one makes it try every arm", fixed=True
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        _require("epsilon", self.epsilon, 0.0, 1.0)
-        _require("step_size", self.step_size, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UCBConfig(BanditConfig):
     """The arm that could be the best: its estimate, and more the less it was tried."""
 
-    c: float = option(2.0, "how much uncertainty counts")
+    c: float = option(2.0, "how much uncertainty counts", low=0)
     step_size: float | None = option(
-        None, "constant step size; null averages all rewards of an arm"
+        None, "constant step size; null averages all rewards of an arm", low=0, high=1
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        _require("c", self.c, 0.0, np.inf)
-        _require("step_size", self.step_size, 0.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientBanditConfig(BanditConfig):
     """Preferences moved by stochastic gradient ascent on the expected reward."""
 
-    step_size: float = option(0.1, "step size of the preferences")
+    step_size: float = option(0.1, "step size of the preferences", low=0)
     baseline: bool = option(True, "compare rewards with their average so far, not with 0")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        _require("step_size", self.step_size, 0.0, np.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,28 +76,10 @@ class ThompsonConfig(BanditConfig):
         "gaussian", "gaussian: any rewards; beta: rewards of 0 and 1 only"
     )
     prior_mean: float = option(0.0, "gaussian: what an untried arm is thought to pay")
-    prior_std: float = option(1.0, "gaussian: how unsure that is")
+    prior_std: float = option(1.0, "gaussian: how unsure that is", above=0)
     noise_std: float | None = option(
-        1.0, "gaussian: known deviation of the rewards; null learns it for each arm"
+        1.0, "gaussian: known deviation of the rewards; null learns it for each arm", above=0
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        for name in ("prior_std", "noise_std"):
-            value = getattr(self, name)
-            if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
-                raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
-
-
-def _require(name: str, value: Any, low: float, high: float) -> None:
-    if value is None:
-        return
-    smallest, largest = extremes(value)
-    if smallest < low or largest > high:
-        bad = smallest if smallest < low else largest
-        wanted = f"in [{low:g}, {high:g}]" if high < np.inf else f"at least {low:g}"
-        raise ValueError(f"{name} must be {wanted}, got {bad:g}")
 
 
 # ------------------------------------------------------------------------ rules
@@ -231,7 +194,7 @@ class BanditAgent(Workflow):
         self.step = step
         return super().collect_step(step, phase=phase)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Explore; deterministic: the first of the best arms by what is known."""
         context: Array = obs.cpu().numpy()
         cell = (np.arange(len(context)) % len(self.values), context)
@@ -240,11 +203,11 @@ class BanditAgent(Workflow):
         return Action(self.choose(cell))
 
     @abstractmethod
-    def choose(self, cell: Any) -> Array:
+    def choose(self, cell: Cell) -> Array:
         """An arm for each row; `cell` picks agents and contexts: `self.values[cell]` is [N, K]."""
 
     @abstractmethod
-    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """One pull of every agent, already counted."""
 
     def chances(self, values: Array) -> Array | None:
@@ -265,7 +228,7 @@ class BanditAgent(Workflow):
             **self.described((agents, context)),
         }
 
-    def described(self, cell: Any) -> Metrics:
+    def described(self, cell: Cell) -> Metrics:
         """Where `cell` was met: how arms differ, how evenly they were pulled, and the policy."""
         arms = self.values.shape[-1]
         values, counts = self.values[cell].reshape(-1, arms), self.counts[cell].reshape(-1, arms)
@@ -277,7 +240,7 @@ class BanditAgent(Workflow):
         chances = self.chances(values)
         return found if chances is None else {**found, "entropy": float(entropy(chances).mean())}
 
-    def average(self, cell: Any, arm: Array, reward: Array, step_size: float | None) -> None:
+    def average(self, cell: Cell, arm: Array, reward: Array, step_size: float | None) -> None:
         """Move the estimates of the arms towards their rewards: averages, or by constant steps."""
         place = (*cell, arm)
         step = 1.0 / self.counts[place] if step_size is None else step_size
@@ -295,7 +258,7 @@ class EpsilonGreedy(BanditAgent):
         self.first_value = self.config.initial_value
         super().initialize(context)
 
-    def choose(self, cell: Any) -> Array:
+    def choose(self, cell: Cell) -> Array:
         """The best estimate, or any arm."""
         best = any_best(self.values[cell], self.action_rng)
         other = self.action_rng.integers(self.values.shape[-1], size=len(best))
@@ -305,7 +268,7 @@ class EpsilonGreedy(BanditAgent):
         """Of the arms, by rows of `values` [N, K]."""
         return greedy_chances(values, self.now.epsilon)
 
-    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """Section 2.4 (averages) or 2.5 (constant steps)."""
         self.average(cell, arm, reward, self.now.step_size)
 
@@ -316,12 +279,12 @@ class UCB(BanditAgent):
     Config: ClassVar[type | None] = UCBConfig
     config: UCBConfig
 
-    def choose(self, cell: Any) -> Array:
+    def choose(self, cell: Cell) -> Array:
         """The highest upper confidence bound."""
         bound = upper_bound(self.values[cell], self.counts[cell], self.now.c)
         return any_best(bound, self.action_rng)
 
-    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """As the epsilon-greedy agent."""
         self.average(cell, arm, reward, self.now.step_size)
 
@@ -338,7 +301,7 @@ class GradientBandit(BanditAgent):
         super().initialize(context)
         self.average_reward = np.zeros(self.values.shape[:2])
 
-    def choose(self, cell: Any) -> Array:
+    def choose(self, cell: Cell) -> Array:
         """By chance, as the preferences say."""
         reached = softmax(self.values[cell]).cumsum(axis=1)
         # A sum that is rounded to less than 1 must not leave room for an arm that does not exist.
@@ -349,7 +312,7 @@ class GradientBandit(BanditAgent):
         """Of the arms, by rows of `values` [N, K]."""
         return softmax(values)
 
-    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """The baseline is the average before this reward; for the first one it is that reward."""
         pulls = self.counts[cell].sum(axis=1)
         before = np.where(pulls == 1, reward, self.average_reward[cell])
@@ -373,7 +336,7 @@ class Thompson(BanditAgent):
         everything = tuple(np.indices(self.values.shape))
         self.values[:] = self.expected(everything)
 
-    def expected(self, place: Any) -> Array:
+    def expected(self, place: Cell) -> Array:
         """What arms pay by the posterior mean."""
         count, mean = self.counts[place], self.averages[place]
         if self.now.model == "beta":
@@ -382,7 +345,7 @@ class Thompson(BanditAgent):
             return posterior_unknown_noise(mean, count, self.squares[place], self.now)[0]
         return posterior(mean, count, self.now)[0]
 
-    def choose(self, cell: Any) -> Array:
+    def choose(self, cell: Cell) -> Array:
         """The best arm of one bandit drawn from the posterior."""
         count, mean, random = self.counts[cell], self.averages[cell], self.action_rng
         if self.now.model == "beta":
@@ -396,7 +359,7 @@ class Thompson(BanditAgent):
         variance = scale / random.standard_gamma(shape)
         return any_best(centre + np.sqrt(variance / weight) * noise, random)
 
-    def learn(self, cell: Any, arm: Array, reward: Array) -> None:
+    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """Count, average and squared distances are all that the posteriors need."""
         if self.now.model == "beta" and not np.isin(reward, (0.0, 1.0)).all():
             raise UserError(

@@ -12,29 +12,25 @@ from typing import Any, ClassVar
 import torch
 
 from rl_lab.algorithms.base import Optimized, Roles, Workflow
-from rl_lab.algorithms.replay import require_positive
 from rl_lab.core.batch import ACTION, Action, CollectResult
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at
+from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.spec import Box
 
 STARTED = "started"  # whether an episode has had its first action, [N]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BrownianConfig:
+class BrownianConfig(AlgorithmConfig):
     """How far it wanders, and how much is collected per call."""
 
-    stride: float = option(0.15, "deviation of one step of the walk, as a share of half the range")
-    collect_steps: int = option(128, "vector steps per collect call")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        require_positive(self, "stride")
-        if self.collect_steps < 1:
-            raise ValueError(f"collect_steps must be at least 1, got {self.collect_steps}")
+    stride: float = option(
+        0.15, "deviation of one step of the walk, as a share of half the range", above=0
+    )
+    collect_steps: int = option(128, "vector steps per collect call", low=1)
 
 
 class BrownianWorkflow(Workflow):

@@ -45,9 +45,10 @@ from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at
+from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Discrete, MultiDiscrete
 from rl_lab.core.tree import first_leaf, picked
-from rl_lab.networks.mlp import Activation, Norm
+from rl_lab.networks.mlp import Norm
 from rl_lab.planning.cem import planner_noise
 from rl_lab.planning.planner import PlannerConfig, plan_actions
 from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances

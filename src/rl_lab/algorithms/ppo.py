@@ -6,9 +6,9 @@ one pass over the rollout, so the first ratio is 1 whatever forward collected th
 memory, minibatches are sequences that start from the state which that pass had there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
 
@@ -38,6 +38,7 @@ from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
 from rl_lab.core.tree import as_arrays, map_leaves
 from rl_lab.networks.acting import ActingPolicy
@@ -48,7 +49,7 @@ OLD_VALUE, ADVANTAGE, RETURN = "old_value", "advantage", "return"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(AlgorithmConfig):
     """Hyperparameters of PPO. Any float may be a schedule."""
 
     rollout_steps: int = option(128, "vector steps per rollout (T)")
@@ -79,6 +80,7 @@ class PPOConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
         for name in ("rollout_steps", "epochs", "minibatches", "sequence_length"):
             count = getattr(self, name)
             if count is not None and count < 1:
@@ -118,6 +120,16 @@ class PPOConfig:
         """Gradient steps of a whole run: what compiling them would have to repay."""
         rows = self.rollout_steps * run.environment.num_envs
         return run.training.total_timesteps / rows * self.epochs * self.minibatch_count(rows)
+
+    def rows_per_step(self, run: RunConfig) -> int:
+        """Rows of one minibatch."""
+        rows = self.rollout_steps * run.environment.num_envs
+        return rows // self.minibatch_count(rows)
+
+    def with_fewer_minibatches(self) -> Iterator["PPOConfig"]:
+        """One minibatch less at a time, down to one."""
+        for count in range(self.minibatches or 4, 0, -1):
+            yield replace(self, minibatches=count, batch_size=None)
 
     def choices(self, run: Any) -> dict[str, Any]:
         """What is chosen where nothing is said, if it is not what a default says."""

@@ -1,25 +1,21 @@
 """Uniformly random actions: the baseline of every environment, and a policy for warm-up phases."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rl_lab.algorithms.base import Optimized, Roles, Workflow
 from rl_lab.core.actions import random_action
-from rl_lab.core.batch import Action
+from rl_lab.core.batch import Action, Obs
 from rl_lab.core.options import option
 from rl_lab.core.protocols import WorkflowContext
+from rl_lab.core.schema import AlgorithmConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomConfig:
+class RandomConfig(AlgorithmConfig):
     """How much to collect per call."""
 
-    collect_steps: int = option(128, "vector steps per collect call")
-
-    def __post_init__(self) -> None:
-        """At least one step."""
-        if self.collect_steps < 1:
-            raise ValueError(f"collect_steps must be at least 1, got {self.collect_steps}")
+    collect_steps: int = option(128, "vector steps per collect call", low=1)
 
 
 class RandomWorkflow(Workflow):
@@ -38,6 +34,6 @@ class RandomWorkflow(Workflow):
         self.space = context.spec.action
         self.rng = context.rng.numpy("random_policy")
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Uniform over the action space; standard normal where a Box has no bounds."""
         return Action(random_action(self.space, obs, self.rng))

@@ -42,6 +42,7 @@ from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.tree import as_arrays, map_leaves
 from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
@@ -52,7 +53,7 @@ KEPT = (OBS, ACTION, REWARD, TERMINATED, TRUNCATED, NEXT_OBS, RESET, LOG_PROB)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReinforceConfig:
+class ReinforceConfig(AlgorithmConfig):
     """Hyperparameters of REINFORCE. Any float may be a schedule."""
 
     policy_targets: Literal["returns", "advantages"] = option(
@@ -79,6 +80,7 @@ class ReinforceConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
         for name in ("batch_steps", "rollout_steps", "baseline_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -17,6 +17,7 @@ from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import Schedule, extremes
+from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.tree import first_leaf, picked
 
 # How checkpoints of earlier versions name what `self.budget` holds.
@@ -30,7 +31,7 @@ LONGEST = 32  # frames of sequences that are worth compiling: a memory is unroll
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayConfig:
+class ReplayConfig(AlgorithmConfig):
     """When to learn, and from how much. Any float may be a schedule."""
 
     keeps_states: ClassVar[bool] = False  # in the buffer, beside the frames they belong to
@@ -48,6 +49,7 @@ class ReplayConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
+        super().__post_init__()
         for name in ("batch_size", "train_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

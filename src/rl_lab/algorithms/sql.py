@@ -35,10 +35,10 @@ from rl_lab.core.options import option
 from rl_lab.core.picture import Contour, Lines, Picture, Points
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.schedule import extremes
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
 from rl_lab.core.target import Target
 from rl_lab.core.tree import first_leaf
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import linear, mlp
 

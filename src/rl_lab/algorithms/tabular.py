@@ -26,45 +26,39 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.schedule import at, extremes
-from rl_lab.core.spec import Discrete, MultiDiscrete, Observation
+from rl_lab.core.schedule import at
+from rl_lab.core.schema import AlgorithmConfig, RunConfig
+from rl_lab.core.spec import Discrete, MultiDiscrete, Observation, Space
 
 MOST_CELLS = 100_000_000  # of a table: 800 MB, and as much for the visits
 
 
 @dataclass(frozen=True, kw_only=True)
-class TabularConfig:
+class TabularConfig(AlgorithmConfig):
     """What the tabular methods share. Any float may be a schedule."""
 
-    rollout_steps: int = option(1, "vector steps between updates; 1 learns from every step at once")
-    gamma: float = option(0.99, "discount factor")
-    epsilon: float = option(0.1, "chance of a random action")
-    learning_rate: float = option(0.1, "step size")
+    rollout_steps: int = option(
+        1, "vector steps between updates; 1 learns from every step at once", low=1
+    )
+    gamma: float = option(0.99, "discount factor", low=0, high=1)
+    epsilon: float = option(0.1, "chance of a random action", low=0, high=1)
+    learning_rate: float = option(0.1, "step size", low=0, high=1)
     step_size: Literal["constant", "visits"] = option(
         "constant", "visits: learning_rate / visits^step_power, counted per state and action"
     )
-    step_power: float = option(1.0, "visits: how fast step sizes fall; 1 with a rate of 1 averages")
+    step_power: float = option(
+        1.0, "visits: how fast step sizes fall; 1 with a rate of 1 averages", low=0
+    )
     initial_value: float = option(
         0.0, "what the table begins with; a high one makes it explore", fixed=True
     )
 
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work, before anything is built."""
-        if self.rollout_steps < 1:
-            raise ValueError(f"rollout_steps must be at least 1, got {self.rollout_steps}")
-        for name in ("gamma", "epsilon", "learning_rate"):
-            low, high = extremes(getattr(self, name))
-            if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
-        if extremes(self.step_power)[0] < 0:
-            low = extremes(self.step_power)[0]
-            raise ValueError(f"step_power must not be negative, got {low:g}")
-
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """A table is indexed by what the environment shows, and learns the rewards it pays."""
         ignored = ("normalize_obs", "normalize_reward")
         return [
@@ -117,7 +111,7 @@ def policy_entropy(values: Array, epsilon: float) -> Array:
     return -np.sum(share * np.log(np.where(share > 0, share, 1.0)), axis=1)
 
 
-def state_count(space: Observation, action: Any) -> int:
+def state_count(space: Observation, action: Space) -> int:
     """How many states a table has, or why there can be none."""
     if not isinstance(space, Discrete | MultiDiscrete):
         raise UserError(
@@ -154,7 +148,7 @@ class Tabular(Workflow):
     uses_network: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
-    config: Any
+    config: TabularConfig
 
     def initialize(self, context: WorkflowContext) -> None:
         """Make the tables [K, S, A]: one, or two for a method that wants two."""
@@ -179,14 +173,14 @@ class Tabular(Workflow):
         self.epsilon = at(self.config, step).epsilon
         return super().collect_step(step, phase=phase)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Epsilon-greedy; deterministic: the first of the best."""
         values = self.tables[:, self.states(obs)].mean(axis=0)
         if deterministic:
             return Action(values.argmax(axis=1))
         return Action(epsilon_greedy(values, self.epsilon, self.action_rng))
 
-    def states(self, obs: Any) -> Array:
+    def states(self, obs: Obs) -> Array:
         """Rows of the table for observations [..., N]; of several indices the last counts fast."""
         indices: Array = obs.cpu().numpy()
         space = self.context.spec.observation

@@ -109,7 +109,7 @@ def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: object, right: object) -> bool:
     if isinstance(left, _Rows) and isinstance(right, _Rows):
         return left.first == right.first and _same(left.values, right.values)
     if isinstance(left, _Rows) or isinstance(right, _Rows):
@@ -117,7 +117,7 @@ def _same(left: Any, right: Any) -> bool:
     return fingerprint(left) == fingerprint(right)
 
 
-def _first_index(recorded: Any, again: Any) -> tuple[int, ...] | None:
+def _first_index(recorded: object, again: object) -> tuple[int, ...] | None:
     """Where two arrays of one shape differ first; None if they are not such."""
     if not all(isinstance(each, Tensor | np.ndarray) for each in (recorded, again)):
         return None
@@ -129,11 +129,11 @@ def _first_index(recorded: Any, again: Any) -> tuple[int, ...] | None:
     return tuple(int(each) for each in np.unravel_index(int(unequal[0, 0]), one.shape))
 
 
-def _tensor(value: Any) -> Tensor:
+def _tensor(value: object) -> Tensor:
     return torch.as_tensor(value).detach().cpu().contiguous()
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> Any:
     """A leaf for people: of an array its type and shape."""
     if isinstance(value, _Rows):
         return f"{_shown(value.values)} from row {value.first}"

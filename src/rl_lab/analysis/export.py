@@ -267,7 +267,7 @@ def _csv(comparison: Comparison) -> str:
     return file.getvalue()
 
 
-def _no_formula(value: Any) -> Any:
+def _no_formula(value: object) -> Any:
     """Text that a spreadsheet would take for a formula gets an apostrophe."""
     is_formula = isinstance(value, str) and value.lstrip().startswith(("=", "+", "-", "@"))
     return f"'{value}" if is_formula else value

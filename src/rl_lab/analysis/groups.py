@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.analysis import query
-from rl_lab.config.schema import ABSENT, leaves
+from rl_lab.config.tree import ABSENT, leaves
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.records.config_file import experiment_of, load_tree, read_config
 from rl_lab.records.index import Index, row_of

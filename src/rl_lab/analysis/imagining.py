@@ -16,7 +16,7 @@ from rl_lab.algorithms.dreamer.images import is_picture
 from rl_lab.algorithms.dreamer.imagination import CONTINUES, SEEN, foresight_pictures
 from rl_lab.algorithms.dreamer.world_model import parts_of
 from rl_lab.collect.collector import RolloutCollector
-from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, PREVIOUS_ACTION, RESET, REWARD, Batch
+from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, PREVIOUS_ACTION, RESET, REWARD, Batch, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Film, Picture
 from rl_lab.core.tree import map_leaves, picked
@@ -80,7 +80,7 @@ def _played(loaded: LoadedPolicy, frames: int) -> Batch:
     """The first frames [T, 1, …] of an episode, in arrival form; fewer if none has so many."""
     workflow, best = loaded.workflow, slice(0, 0)
 
-    def act(obs: Any, state: Any, *, deterministic: bool) -> Any:
+    def act(obs: Obs, state: object, *, deterministic: bool) -> Any:
         return workflow.act(obs, state, deterministic=True)
 
     with closing(make_environment(loaded.config, PURPOSE, 1)) as environment:
@@ -158,7 +158,7 @@ def _of_part(file: Path, name: str, imagined: Imagined) -> Path:
     return file if len(imagined.pictures) == 1 else file.with_stem(f"{file.stem}-{name}")
 
 
-def _named(obs: Any) -> dict[str, Any]:
+def _named(obs: Obs) -> dict[str, Any]:
     return dict(obs) if isinstance(obs, dict) else {OBS: obs}
 
 

@@ -123,7 +123,7 @@ def play_policy(
     return Playback(played, video, loaded.run.id, loaded.step, code)
 
 
-def picture_of(rendered: Any, id: str) -> Array:
+def picture_of(rendered: object, id: str) -> Array:
     """What `render` returned as [H, W, 3] bytes; grey becomes colour, transparency goes."""
     picture = np.asarray(rendered)
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
@@ -133,7 +133,7 @@ def picture_of(rendered: Any, id: str) -> Array:
     return np.repeat(picture, 3, 2) if picture.shape[2] == 1 else picture[..., :3]
 
 
-def _described(rendered: Any) -> str:
+def _described(rendered: object) -> str:
     if isinstance(rendered, np.ndarray):
         return f"{rendered.dtype} of the shape {rendered.shape}, no picture"
     return f"a {type(rendered).__name__}, no picture"

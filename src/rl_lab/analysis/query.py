@@ -175,11 +175,11 @@ def _number(condition: Filter) -> float:
         ) from None
 
 
-def _is_missing(value: Any) -> bool:
+def _is_missing(value: object) -> bool:
     return value is None or value == [] or (isinstance(value, float) and math.isnan(value))
 
 
-def _comparable(value: Any) -> tuple[bool, Any]:
+def _comparable(value: object) -> tuple[bool, Any]:
     """Numbers before texts, so that a column with both can be sorted."""
     if isinstance(value, int | float):
         return False, value

@@ -23,7 +23,7 @@ from rl_lab.analysis.document import (
 from rl_lab.analysis.export import blocks_of
 from rl_lab.analysis.groups import Run, load_run
 from rl_lab.analysis.plots import comparison_chart, described, run_chart
-from rl_lab.config.schema import leaves, to_tree
+from rl_lab.config.tree import leaves, to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import UserError
 from rl_lab.display.chart import to_svg

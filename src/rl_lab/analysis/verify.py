@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rl_lab.analysis.differences import Difference, first_difference, row_difference, step_of
-from rl_lab.config.schema import RunConfig
 from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree
 from rl_lab.display.sinks import Sink, Sinks
 from rl_lab.records.checkpoint import CheckpointStore

@@ -9,7 +9,8 @@ from rl_lab.benchmarking.environments import stepping
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, measured
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import RunConfig, to_tree
+from rl_lab.config.tree import to_tree
+from rl_lab.core.schema import RunConfig
 from rl_lab.run.build import make_context, make_policy, make_workflow
 
 ENVIRONMENT, RANDOM, POLICY = "environment only", "random policy", "policy"

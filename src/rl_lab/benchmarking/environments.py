@@ -12,7 +12,8 @@ from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import VectorEnv, WorkflowContext
-from rl_lab.envs.make import EnvironmentConfig, find
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import find
 from rl_lab.run.build import make_context, make_workflow
 
 DEFAULT_IDS = ("CartPole-v1", "Pendulum-v1")

@@ -12,8 +12,9 @@ from rl_lab.api import configure, runs_root
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, measured
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import RunConfig, to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.display.sinks import Sinks
 from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.run.build import build_run

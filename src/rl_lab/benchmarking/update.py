@@ -12,8 +12,9 @@ from rl_lab.benchmarking.collect import PHASE as ONLINE
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, absent, measured
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import RunConfig, to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.run.build import make_context, make_workflow
 
 MODES = {"off": "eager", "on": "compiled"}

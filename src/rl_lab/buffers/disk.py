@@ -21,23 +21,12 @@ class DiskConfig(SequenceConfig):
     """Where the files are, and how much of them is in memory at a time."""
 
     type: str = option("disk", "windows of frames that lie in files")
-    folder: str = option("", "where the files are; every run needs its own")
+    folder: str = option("", "where the files are; every run needs its own", not_empty=True)
     mode: Literal["append", "read"] = option(
         "append", "append: what is collected is added; read: nothing is"
     )
-    segment: int = option(SEGMENT, "bytes of a file")
-    ram: int = option(256 * MIB, "bytes of files that are mapped into memory at a time")
-
-    def __post_init__(self) -> None:
-        """Values that cannot be."""
-        super().__post_init__()
-        if not self.folder:
-            raise ValueError("folder must say where the files are, got nothing")
-        if self.mode not in ("append", "read"):
-            raise ValueError(f"mode must be append or read, got {self.mode}")
-        for name in ("segment", "ram"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+    segment: int = option(SEGMENT, "bytes of a file", low=1)
+    ram: int = option(256 * MIB, "bytes of files that are mapped into memory at a time", low=1)
 
 
 class DiskReplay(SequenceReplay):
@@ -48,6 +37,7 @@ class DiskReplay(SequenceReplay):
     """
 
     Config = DiskConfig
+    config: DiskConfig
 
     def __init__(self, config: DiskConfig, setup: BufferSetup) -> None:
         self.folder = Path(config.folder).expanduser()

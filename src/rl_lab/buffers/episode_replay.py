@@ -20,24 +20,23 @@ class EpisodesConfig(SequenceConfig):
 
     type: str = option("episodes", "finished episodes, each equally likely whatever its length")
     within_episodes: bool = option(True, "always: a window lies in one episode")
-    recent_ratio: float = option(0.0, "share of every batch that comes from the newest episodes")
-    recent: int = option(10, "how many episodes are the newest ones")
+    recent_ratio: float = option(
+        0.0, "share of every batch that comes from the newest episodes", low=0, high=1
+    )
+    recent: int = option(10, "how many episodes are the newest ones", low=1)
 
     def __post_init__(self) -> None:
-        """Values that cannot be, alone or together."""
+        """Windows lie in one episode."""
         super().__post_init__()
         if not self.within_episodes:
             raise ValueError("within_episodes must be true for episodes, got false")
-        if not 0.0 <= self.recent_ratio <= 1.0:
-            raise ValueError(f"recent_ratio must be in [0, 1], got {self.recent_ratio}")
-        if self.recent < 1:
-            raise ValueError(f"recent must be at least 1, got {self.recent}")
 
 
 class EpisodeReplay(SequenceReplay):
     """Draws an episode, then a window in it. What is overwritten in part counts no more."""
 
     Config = EpisodesConfig
+    config: EpisodesConfig
 
     def stretches(self) -> Stretches:
         """Finished episodes in the order of their ends, all of whose frames are there."""

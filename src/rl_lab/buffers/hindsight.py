@@ -22,7 +22,6 @@ from rl_lab.core.protocols import BufferSetup
 from rl_lab.core.spec import Dict
 
 ACHIEVED, DESIRED = "achieved_goal", "desired_goal"
-STRATEGIES = ("future", "final", "episode", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,20 +32,10 @@ class HindsightConfig(UniformConfig):
     strategy: Literal["future", "final", "episode", "random"] = option(
         "future", "a goal achieved later in the episode, at its end, anywhere in it, or anywhere"
     )
-    ratio: float = option(4.0, "rows with a new goal for each row with its own")
+    ratio: float = option(4.0, "rows with a new goal for each row with its own", low=0)
     success_reward: float | None = option(
         None, "for tasks that terminate at the goal: a new reward of at least this terminates"
     )
-
-    def __post_init__(self) -> None:
-        """Single values that cannot be."""
-        super().__post_init__()
-        if self.strategy not in STRATEGIES:
-            raise ValueError(
-                f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy}"
-            )
-        if self.ratio < 0.0:
-            raise ValueError(f"ratio must not be negative, got {self.ratio}")
 
 
 class HindsightReplay(UniformReplay):
@@ -57,6 +46,7 @@ class HindsightReplay(UniformReplay):
     """
 
     Config = HindsightConfig
+    config: HindsightConfig
 
     def __init__(self, config: HindsightConfig, setup: BufferSetup) -> None:
         space, pay = setup.spec.observation, setup.goal_reward

@@ -31,22 +31,17 @@ class OfflineConfig(SequenceConfig):
     """Where the data is."""
 
     type: str = option("offline", "a dataset that is only read")
-    path: str = option("", "a disk buffer's folder, .npz files, or minari:NAME")
-    ram: int = option(256 * MIB, "bytes of a disk buffer's files that are in memory at a time")
-
-    def __post_init__(self) -> None:
-        """Values that cannot be."""
-        super().__post_init__()
-        if not self.path:
-            raise ValueError("path must say where the dataset is, got nothing")
-        if self.ram < 1:
-            raise ValueError(f"ram must be at least 1, got {self.ram}")
+    path: str = option("", "a disk buffer's folder, .npz files, or minari:NAME", not_empty=True)
+    ram: int = option(
+        256 * MIB, "bytes of a disk buffer's files that are in memory at a time", low=1
+    )
 
 
 class OfflineReplay(SequenceReplay):
     """Transitions and windows of a dataset; of a larger one, the last `capacity` transitions."""
 
     Config = OfflineConfig
+    config: OfflineConfig
 
     def __init__(self, config: OfflineConfig, setup: BufferSetup) -> None:
         self.folder = Path(config.path).expanduser()

@@ -27,22 +27,17 @@ class PrioritizedConfig(UniformConfig):
     """How much surprise counts. Its correction, beta, belongs to the algorithm."""
 
     type: str = option("prioritized", "surprising transitions are more likely")
-    alpha: float = option(0.6, "0: uniform; 1: in proportion to the error")
-    eps: float = option(1e-6, "added to every error, so that nothing is never drawn")
-
-    def __post_init__(self) -> None:
-        """Single values that cannot be."""
-        super().__post_init__()
-        if not 0.0 <= self.alpha <= 1.0:
-            raise ValueError(f"alpha must be in [0, 1], got {self.alpha}")
-        if self.eps <= 0.0:
-            raise ValueError(f"eps must be positive, got {self.eps}")
+    alpha: float = option(0.6, "0: uniform; 1: in proportion to the error", low=0, high=1)
+    eps: float = option(
+        1e-6, "added to every error so that each transition keeps a non-zero probability", above=0
+    )
 
 
 class PrioritizedReplay(UniformReplay):
     """Draws by priority, and learns the priorities from the errors that updates report."""
 
     Config = PrioritizedConfig
+    config: PrioritizedConfig
 
     def __init__(self, config: PrioritizedConfig, setup: BufferSetup) -> None:
         super().__init__(config, setup)

@@ -24,6 +24,7 @@ from rl_lab.core.batch import (
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup
+from rl_lab.core.schema import BufferConfig
 from rl_lab.core.spec import Dict
 from rl_lab.core.tree import map_leaves
 
@@ -31,17 +32,16 @@ KEYS = (OBS, ACTION, REWARD, TERMINATED, TRUNCATED, NEXT_OBS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UniformConfig:
+class UniformConfig(BufferConfig):
     """What every replay buffer can be told."""
 
     type: str = option("uniform", "all transitions are equally likely")
-    capacity: int = option(1_000_000, "how many transitions are kept, the newest ones")
+    capacity: int = option(1_000_000, "how many transitions are kept, the newest ones", low=1)
     only: list[str] = option([], "what a sample has of obs, action, …; empty: everything")
 
     def __post_init__(self) -> None:
-        """Single values that cannot be."""
-        if self.capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {self.capacity}")
+        """`only` names parts of a transition."""
+        super().__post_init__()
         for key in self.only:
             if key not in KEYS:
                 raise ValueError(f"only must name {', '.join(KEYS)}, got {key}")
@@ -55,7 +55,7 @@ class UniformReplay:
 
     Config: type[Any] = UniformConfig
 
-    def __init__(self, config: Any, setup: BufferSetup) -> None:
+    def __init__(self, config: UniformConfig, setup: BufferSetup) -> None:
         self.config, self.setup = config, setup
         rows = config.capacity // setup.num_envs
         if rows == 0:

@@ -6,10 +6,11 @@ from typing import Any
 from rl_lab.core.batch import Batch
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup
+from rl_lab.core.schema import BufferConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutConfig:
+class RolloutConfig(BufferConfig):
     """Nothing to choose: its size is the algorithm's `rollout_steps`."""
 
     type: str = option("rollout", "holds the latest rollout")

@@ -48,23 +48,22 @@ class SequenceConfig(UniformConfig):
     within_episodes: bool = option(False, "no window leads from one episode into the next")
     online: bool = option(False, "each new stretch of frames is given once before any random one")
     latents: bool = option(False, "keep a recurrent state with every frame, as learning leaves it")
-    burn_in: int = option(0, "first frames of a window, which only warm a memory up")
+    burn_in: int = option(0, "first frames of a window, which only warm a memory up", low=0)
 
     def __post_init__(self) -> None:
-        """Values that cannot be, alone or together."""
+        """A window that is given once may lead from one episode into the next."""
         super().__post_init__()
         if self.online and self.within_episodes:
             raise ValueError("online must be false where within_episodes is true, got true")
-        if self.burn_in < 0:
-            raise ValueError(f"burn_in must not be negative, got {self.burn_in}")
 
 
 class SequenceReplay(UniformReplay):
     """The newest frames in windows [length], each window as likely as any other."""
 
     Config = SequenceConfig
+    config: SequenceConfig
 
-    def __init__(self, config: Any, setup: BufferSetup) -> None:
+    def __init__(self, config: SequenceConfig, setup: BufferSetup) -> None:
         super().__init__(config, setup)
         self._index()
         self.fresh: Positions = self.streams.next.copy()  # not given yet, if `online`

@@ -12,23 +12,21 @@ from rl_lab.core.batch import INDEX, STEPS, WEIGHT, Array, Batch
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup, Replay
+from rl_lab.core.schema import BufferConfig
 from rl_lab.core.tree import first_leaf, map_leaves
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnionConfig:
+class UnionConfig(BufferConfig):
     """Which buffers, and how much of each."""
 
     type: str = option("union", "a mixture of buffers that are named before it")
-    of: dict[str, float] = option({}, "share of each buffer by name: {replay: 0.75, demos: 0.25}")
-
-    def __post_init__(self) -> None:
-        """Shares that cannot be."""
-        if not self.of:
-            raise ValueError("of must name at least one buffer, got none")
-        for name, share in self.of.items():
-            if not share > 0.0:
-                raise ValueError(f"of must have positive shares, got {name}: {share}")
+    of: dict[str, float] = option(
+        {},
+        "share of each buffer by name: {replay: 0.75, demos: 0.25}",
+        above=0,
+        not_empty=True,
+    )
 
 
 class UnionReplay:

@@ -18,8 +18,9 @@ def algorithms(
 ) -> int:
     """List the algorithms, or the options of one."""
     from rl_lab.config import catalog
-    from rl_lab.config.schema import describe
+    from rl_lab.config.tree import describe
     from rl_lab.core import registry
+    from rl_lab.core.checker import config_class
 
     for file in plugins or []:
         catalog.load_plugin(str(file))
@@ -39,7 +40,7 @@ def algorithms(
             say(table(rows, ["name", "actions", "description"]))
         return 0
     chosen = registry.get("workflow", name)
-    config = catalog.config_class(chosen)
+    config = config_class(chosen)
     options = describe(config, "algorithm.") if config else []
     if not as_json:
         actions = getattr(chosen, "actions", "both")

@@ -13,7 +13,7 @@ from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from rl_lab.benchmarking.report import Report
-    from rl_lab.config.schema import RunConfig
+    from rl_lab.core.schema import RunConfig
 
 SETTINGS = {"help_option_names": ["-h", "--help"]}
 CHECKOUT = Path(__file__).resolve().parents[3]  # if the package is used from its source folder

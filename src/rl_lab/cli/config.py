@@ -72,7 +72,7 @@ def print_config(
     request: Request, *, diff_with: str | None = None, options: bool = False, as_json: bool = False
 ) -> int:
     """Print the configuration that a request means."""
-    from rl_lab.config.schema import to_tree
+    from rl_lab.config.tree import to_tree
 
     config, composed = request.configure(request.seeds[0])
     for note in composed.notes:
@@ -119,7 +119,7 @@ def _migrate(words: Sequence[str], *, write: bool) -> int:
 def own_defaults(config: Any) -> dict[str, str]:
     """What the chosen algorithm wants of other blocks: path -> `default of dqn`."""
     from rl_lab.config.catalog import workflow_class
-    from rl_lab.config.schema import leaves
+    from rl_lab.config.tree import leaves
 
     wanted = dict(leaves(workflow_class(config.algorithm).defaults))
     return dict.fromkeys(wanted, f"default of {config.algorithm.name}")
@@ -189,7 +189,7 @@ def _at(tree: Any, keys: list[str]) -> Any:
 
 def _print_differences(config: Any, reference: str, request: Request, as_json: bool) -> int:
     from rl_lab.config.resolve import resolve
-    from rl_lab.config.schema import diff, to_tree
+    from rl_lab.config.tree import diff, to_tree
     from rl_lab.records.run_directory import find_run
     from rl_lab.run.session import load_config
 
@@ -218,7 +218,7 @@ def _print_options(config: Any, as_json: bool) -> int:
 
 def option_rows(config: Any) -> list[Any]:
     """Every option of a config, with those of the algorithm, memory … that it has chosen."""
-    from rl_lab.config.schema import describe
+    from rl_lab.config.tree import describe
 
     rows = describe(type(config))
     for path, block in _variants(config):
@@ -227,12 +227,12 @@ def option_rows(config: Any) -> list[Any]:
 
 
 def print_options(rows: list[Any], as_json: bool) -> None:
-    """Options as `path, type, default, help`."""
+    """Options as `path, type, default, allowed, help`."""
     if as_json:
         say_json([row._asdict() for row in rows])
         return
     shown = [{**row._asdict(), "default": _flow(_plain(row.default))} for row in rows]
-    say(table(shown, ["path", "type", "default", "help"]))
+    say(table(shown, ["path", "type", "default", "allowed", "help"]))
 
 
 def _plain(value: Any) -> Any:

@@ -37,7 +37,7 @@ OPTIONS = {  # an option of ours, with the same value
     "--max-path-length": "--max-steps",
     "--restore": "--resume",
 }
-KEYS = {  # a key of the configuration; more of them are in the table of old keys (legacy.py)
+KEYS = {  # a key of the configuration; more are in config/legacy/keys.py
     "lr": "algorithm.learning_rate",
     "q_lr": "algorithm.critic_learning_rate",
     "lambda": "algorithm.gae_lambda",

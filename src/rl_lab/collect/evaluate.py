@@ -85,7 +85,7 @@ def evaluate(
     seeds: Sequence[int],
     episodes: int,
     deterministic: bool,
-    initial_state: Any = None,
+    initial_state: object = None,
     device: str = "cpu",
     interrupted: Callable[[], bool] = lambda: False,
     record: bool = False,

@@ -15,6 +15,7 @@ from rl_lab.core.batch import (
     REWARD,
     TERMINATED,
     TRUNCATED,
+    Array,
     Batch,
 )
 from rl_lab.core.compiled import Compiled
@@ -81,12 +82,12 @@ def _play(
 
 
 def _one_step(
-    state: Tensor, elapsed: Tensor, obs: Tensor, noise: Tensor, uniforms: Tensor, weights: Any
+    state: Tensor, elapsed: Tensor, obs: Tensor, noise: Tensor, uniforms: Tensor, weights: object
 ) -> tuple[Any, ...]:
     return state, elapsed, obs, noise[:1], uniforms[:1], weights
 
 
-def first_frames(ended: Tensor, is_first: Any) -> Tensor:
+def first_frames(ended: Tensor, is_first: Array) -> Tensor:
     """Where the rows [T, N] of a rollout begin an episode, if it began with `is_first` [N]."""
     start = torch.from_numpy(np.asarray(is_first)).unsqueeze(0)
     return torch.cat([start, ended[:-1]])

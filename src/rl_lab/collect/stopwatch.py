@@ -1,11 +1,10 @@
 """How long a policy takes to decide: measured on a few of the real decisions of a run."""
 
 import time
-from typing import Any
 
 import torch
 
-from rl_lab.core.batch import Action
+from rl_lab.core.batch import Action, Obs
 from rl_lab.core.protocols import Act
 
 SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
@@ -23,7 +22,7 @@ class Stopwatch:
     def timed(self, act: Act) -> Act:
         """The same policy; one of `SAMPLE_EVERY` decisions is measured, the first of a run not."""
 
-        def decide(obs: Any, state: Any, *, deterministic: bool) -> Action:
+        def decide(obs: Obs, state: object, *, deterministic: bool) -> Action:
             self._decisions += 1
             if self._decisions % SAMPLE_EVERY:
                 return act(obs, state, deterministic=deterministic)

@@ -3,7 +3,6 @@
 import sys
 import zlib
 from collections.abc import Iterable
-from dataclasses import is_dataclass
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -111,14 +110,6 @@ def workflow_class(algorithm: Any) -> Any:
     return find_target(target)[0] if target else registry.get("workflow", algorithm.name)
 
 
-def config_class(item: Any) -> type | None:
-    """The `Config` dataclass that a registered class carries, if it has one."""
-    config = getattr(item, "Config", None)
-    if config is not None and not (isinstance(config, type) and is_dataclass(config)):
-        raise UserError(f"{item.__qualname__}.Config must be a dataclass")
-    return config
-
-
 def find_target(target: str, folders: Iterable[Path] = ()) -> tuple[Any, str]:
     """The class that `module.Class` or `file.py:Class` means, and a spelling to save for later.
 
@@ -199,7 +190,7 @@ def _import_file(file: Path) -> Any:
     return module
 
 
-def _attribute(module: Any, attribute: str, target: str) -> Any:
+def _attribute(module: object, attribute: str, target: str) -> Any:
     if not hasattr(module, attribute):
         known = [each for each in vars(module) if not each.startswith("_")]
         raise UserError(f"'{target}': no '{attribute}' in it{did_you_mean(attribute, known)}")

@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any
 
 from rl_lab.config import catalog
-from rl_lab.config.schema import RunConfig, diff, to_tree
+from rl_lab.config.tree import diff, to_tree
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.core.schema import NetworkConfig, RunConfig
 
 KIND = "component"  # in the registry, where names are `role.name`
 TARGET, PARTIAL, TYPE = "_target_", "_partial_", "type"
@@ -60,7 +61,7 @@ def _target(role: str, keys: Mapping[str, Any], path: str) -> Any:
     raise UserError(f"{path} needs a _target_ (the path of a class) or a type (a registered name)")
 
 
-def _keys(written: Any) -> Mapping[str, Any]:
+def _keys(written: object) -> Mapping[str, Any]:
     """A block, or the name alone."""
     if isinstance(written, str):
         return {TYPE: written}
@@ -95,7 +96,7 @@ def _unknown(role: str, name: str) -> str:
     return "" if name in names else f"unknown {role} '{name}'{did_you_mean(name, names)}"
 
 
-def unused(config: RunConfig, network: Any) -> Iterator[tuple[str, str]]:
+def unused(config: RunConfig, network: NetworkConfig) -> Iterator[tuple[str, str]]:
     """Options that differ from the default `network`, of an algorithm without such a network."""
     workflow = catalog.workflow_class(config.algorithm)
     if getattr(workflow, "uses_network", True):

@@ -46,8 +46,9 @@ from rl_lab.config.presets import (
     variant_of,
     without_preset,
 )
-from rl_lab.config.schema import VERSION, leaves
+from rl_lab.config.tree import leaves
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import VERSION
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from typing import Any, get_args, get_type_hints
 
 from rl_lab.config import catalog
 from rl_lab.config.documents import COMMAND_LINE, PACKAGE_CONFIGS, Origins, shown
-from rl_lab.config.variants import (
+from rl_lab.config.legacy.environment_files import (
     find_variant,
     list_variants,
     read_variant,
     variant_files,
 )
 from rl_lab.core import registry
+from rl_lab.core.checker import config_class
 from rl_lab.core.errors import UserError, did_you_mean
 
 PRESETS = "experiment"  # the folder of presets in a config folder
@@ -134,7 +135,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         tree["network"] = {"memory": {"type": suffix}}
         words += f" and {suffix} memory"
     elif suffix:
-        config: Any = catalog.config_class(catalog.workflow_class(algorithm))
+        config: Any = config_class(catalog.workflow_class(algorithm))
         tree["algorithm"] |= config.named_size(suffix, environment)
         words += f", and size {suffix} with what its authors learned it with,"
     return tree, f"no preset {spec}: {words} on {environment}"
@@ -156,6 +157,6 @@ def _split_variant(variant: str) -> tuple[str | None, str | None]:
 
 def _sizes(algorithm: str) -> tuple[str, ...]:
     """The named sizes that an algorithm has, if any."""
-    config = catalog.config_class(catalog.workflow_class(algorithm))
+    config = config_class(catalog.workflow_class(algorithm))
     names = get_args(get_type_hints(config).get("size")) if config else ()
     return tuple(name for name in names if name != "own")

@@ -14,10 +14,11 @@ import torch
 
 from rl_lab.algorithms.base import Workflow
 from rl_lab.config import catalog
-from rl_lab.config.schema import RunConfig, to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.core import registry
 from rl_lab.core.compiled import compiler
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Dict, EnvSpec
 from rl_lab.envs import probe
 from rl_lab.envs.make import resolve_vectorization
@@ -108,8 +109,7 @@ def interval(asked: str | int, usual: int, total: int) -> int:
 
 def with_choices(config: RunConfig) -> RunConfig:
     """With the options that the algorithm chooses by itself, if nothing is said."""
-    own: Callable[[RunConfig], dict[str, Any]] | None = getattr(config.algorithm, "choices", None)
-    chosen = own(config) if own else {}
+    chosen = config.algorithm.choices(config)
     return replace(config, algorithm=replace(config.algorithm, **chosen)) if chosen else config
 
 
@@ -192,10 +192,10 @@ def compile_mode(
 
 def _repays(config: RunConfig) -> bool:
     """Whether the planned gradient steps take longer than compiling what they need."""
-    plan = getattr(config.algorithm, "gradient_steps", None)  # algorithms that can tell
     # The update, and where policy and simulator can be compiled, rollouts.
     functions = 2 if _acts_purely(config) and _is_simulated(config) else 1
-    return plan is not None and plan(config) * SAVED_SECONDS > functions * COMPILE_SECONDS
+    steps = config.algorithm.gradient_steps(config)
+    return steps * SAVED_SECONDS > functions * COMPILE_SECONDS
 
 
 def _is_simulated(config: RunConfig) -> bool:
@@ -242,7 +242,7 @@ def threads(config: RunConfig, spec: EnvSpec | None, here: Machine) -> tuple[int
         free = free // 2 if workers is None else free - workers
     if here.thread_limit is not None:
         free = min(free, here.thread_limit)
-    width, rows = widest(to_tree(config.network)), batch_rows(config)
+    width, rows = widest(to_tree(config.network)), config.algorithm.rows_per_step(config)
     if sees_images(config, spec):
         reason = "images"
     elif width >= WIDE and rows >= WIDE:
@@ -252,28 +252,17 @@ def threads(config: RunConfig, spec: EnvSpec | None, here: Machine) -> tuple[int
     return max(1, min(free, MOST_THREADS)), reason
 
 
-def widest(network: Any) -> int:
+def widest(network: Mapping[str, Any]) -> int:
     """The largest width that stands in a network's block."""
     return max(_widths(network), default=0)
 
 
-def _widths(tree: Any) -> Iterator[int]:
+def _widths(tree: Mapping[str, Any]) -> Iterator[int]:
     for key, value in tree.items():
         if isinstance(value, Mapping):
             yield from _widths(value)
         elif key in ("hidden_dims", "hidden_dim"):
             yield from value if isinstance(value, list) else [value]
-
-
-def batch_rows(config: RunConfig) -> int:
-    """Rows of one gradient step; 0 if the algorithm does not tell."""
-    algorithm = config.algorithm
-    count = getattr(algorithm, "minibatch_count", None)
-    if count is not None:
-        rows = int(algorithm.rollout_steps * config.environment.num_envs)
-        return rows // int(count(rows))
-    size = getattr(algorithm, "batch_size", None)
-    return int(size) if isinstance(size, int | float) else 0
 
 
 def sees_images(config: RunConfig, spec: EnvSpec | None) -> bool:

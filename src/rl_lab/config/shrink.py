@@ -11,9 +11,10 @@ from typing import Any
 from rl_lab.config.catalog import workflow_class
 from rl_lab.config.compose import Composed
 from rl_lab.config.documents import COMMAND_LINE, Origin, forget
-from rl_lab.config.schema import RunConfig, TrainingConfig, to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.config.validate import validate
-from rl_lab.config.values import whole
+from rl_lab.core.schema import RunConfig, TrainingConfig
+from rl_lab.core.values import whole
 from rl_lab.run.phases import parse_phases, shortened
 
 MOST_UPDATES = 20  # of an offline phase
@@ -39,8 +40,7 @@ def made_small(composed: Composed) -> Composed:
         most = max(call // VECTOR_STEPS, FEWEST_ENVS)
         _change(small, {ENVS: largest_divisor(config.environment.num_envs, most)})
     config = validate(small.tree, small.origins)
-    own = getattr(config.algorithm, "small", None)
-    for together in own(config, call=call, before=before) if own else []:
+    for together in config.algorithm.small(config, call=call, before=before):
         _change(small, together)
     changed = [path for path, origin in small.origins.items() if origin == SMALL]
     if not changed:

@@ -58,7 +58,7 @@ def may_name_code(text: str) -> bool:
         return True
 
 
-def _entries(tree: Any, path: str) -> Iterator[tuple[str, str, Any]]:
+def _entries(tree: object, path: str) -> Iterator[tuple[str, str, Any]]:
     """Every `(path, key, value)` at any depth, lists included."""
     pairs: Any = ()
     if isinstance(tree, Mapping):
@@ -77,6 +77,6 @@ def _leaves(folder: str) -> bool:
     return folder.startswith(("/", "~", "\\")) or ".." in Path(folder).parts
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

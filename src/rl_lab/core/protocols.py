@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from rl_lab.core.batch import Action, Array, Batch, CollectResult, Obs, Step
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.seeding import Streams
 from rl_lab.core.spec import EnvSpec
 from rl_lab.core.state import Stateful
@@ -177,7 +178,7 @@ class Collector(Stateful, Protocol):
 class WorkflowContext:
     """Everything a workflow may use, handed over once in `initialize`."""
 
-    config: Any  # the typed RunConfig
+    config: RunConfig
     spec: EnvSpec
     device: str
     train_environment: VectorEnv

@@ -80,7 +80,7 @@ class Schedule:
         }
 
 
-def parse_schedule(value: Any) -> Schedule | None:
+def parse_schedule(value: object) -> Schedule | None:
     """The schedule that a YAML value means, or None; ValueError when malformed."""
     if isinstance(value, Schedule):
         return value

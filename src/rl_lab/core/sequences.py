@@ -10,12 +10,12 @@ from rl_lab.core.batch import STATE, Batch
 from rl_lab.core.tree import map_leaves
 
 
-def as_rows(value: Any) -> Any:
+def as_rows(value: object) -> Any:
     """[T, N, …] leaves as rows that know nothing of each other: [T · N, …]."""
     return map_leaves(lambda leaf: leaf.flatten(0, 1), value)
 
 
-def as_sequences(value: Any, length: int) -> Any:
+def as_sequences(value: object, length: int) -> Any:
     """[T, N, …] leaves cut into pieces of `length`: [length, (T / length) · N, …]."""
 
     def cut(leaf: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
 """How metrics are shown: precision, order, highlight, unit. One YAML says it for every reader."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from rl_lab.core.errors import ConfigError, did_you_mean
+from rl_lab.core.checker import Checker
+from rl_lab.core.options import Options, option
 from rl_lab.records.formatting import format_number
 
 Better = Literal["higher", "lower"]
@@ -16,14 +17,14 @@ OWN = Path("configs") / "metrics.yaml"  # of the user, in the folder where the c
 
 
 @dataclass(frozen=True, kw_only=True)
-class MetricStyle:
+class MetricStyle(Options):
     """How one metric, or every metric of a pattern, is shown."""
 
-    precision: int = 4  # decimals
-    highlight: bool = False  # one of the numbers that matter most
-    show: bool = True  # in the live table
-    better: Better | None = None  # which direction is good, where one is
-    unit: str = ""
+    precision: int = option(4, "decimals", low=0, high=12)
+    highlight: bool = option(False, "one of the numbers that matter most")
+    show: bool = option(True, "in the live table")
+    better: Better | None = option(None, "which direction is good, where one is")
+    unit: str = option("", "written behind the number")
 
     def text(self, value: float) -> str:
         """The value as a reader wants it."""
@@ -73,25 +74,17 @@ def load_display(files: Sequence[Path] | None = None) -> Display:
     What an entry of the user leaves out is as in the lab's entry of the same name. All mistakes of
     all files are reported at once.
     """
-    problems: list[str] = []
+    checker = Checker()
     styles: dict[str, MetricStyle] = {}
     for file in [BUILT_IN, OWN] if files is None else files:
-        blocks = {
-            key: _checked(block, f"{file}: {key}", problems)
-            for key, block in _read(file, problems).items()
-        }
-        merged = {key: _updated(styles.get(key), block) for key, block in blocks.items()}
+        merged = {}
+        for key, block in _read(file, checker.problems).items():
+            before = vars(styles[key]) if key in styles else {}
+            whole = {**before, **block} if isinstance(block, dict) else block
+            merged[key] = checker.block(MetricStyle, whole, f"{file}: {key}")
         styles = {**merged, **{key: style for key, style in styles.items() if key not in merged}}
-    if problems:
-        raise ConfigError(problems)
+    checker.finish()
     return Display(styles)
-
-
-def _updated(style: MetricStyle | None, block: Mapping[str, Any]) -> MetricStyle:
-    before = (
-        {} if style is None else {each.name: getattr(style, each.name) for each in fields(style)}
-    )
-    return MetricStyle(**{**before, **block})
 
 
 def _read(file: Path, problems: list[str]) -> dict[str, Any]:
@@ -108,34 +101,3 @@ def _read(file: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{file}: must be a mapping from metrics to how they are shown")
         return {}
     return {str(key): block for key, block in (tree or {}).items()}
-
-
-def _checked(block: Any, where: str, problems: list[str]) -> dict[str, Any]:
-    """The keys of a block that are right; the others become problems."""
-    if not isinstance(block, dict):
-        problems.append(f"{where}: must be a block like {{precision: 2}}, got {block!r}")
-        return {}
-    rules = {
-        "precision": ("a number of decimals from 0 to 12", _is_precision),
-        "highlight": ("true or false", _is_bool),
-        "show": ("true or false", _is_bool),
-        "better": ("higher or lower", lambda value: value in (None, *get_args(Better))),
-        "unit": ("text", lambda value: isinstance(value, str)),
-    }
-    right: dict[str, Any] = {}
-    for key, value in block.items():
-        if key not in rules:
-            problems.append(f"{where}.{key}: unknown key{did_you_mean(str(key), rules)}")
-        elif not rules[key][1](value):
-            problems.append(f"{where}.{key}: must be {rules[key][0]}, got {value!r}")
-        else:
-            right[key] = value
-    return right
-
-
-def _is_precision(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 12
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)

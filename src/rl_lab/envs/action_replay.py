@@ -42,7 +42,7 @@ class Replayed(gym.Wrapper[Any, Any, Any, Any]):
         self._options, self._actions = options, []
         return self._begin()
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step, remembered."""
         self._actions.append(np.array(action) if isinstance(action, np.ndarray) else action)
         return self.env.step(action)

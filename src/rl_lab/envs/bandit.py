@@ -30,8 +30,8 @@ class Settings:
         self,
         arms: int = 10,
         contexts: int = 1,
-        means: Any = None,
-        stds: Any = 1.0,
+        means: object = None,
+        stds: object = 1.0,
         rewards: Rewards = "normal",
         drift: float = 0.0,
         episode_length: int = 1000,
@@ -240,7 +240,7 @@ class Bandit(gym.Env[np.int64, np.int64]):
         return np.int64(arms.context[0]), float(reward[0]), over, False, told
 
 
-def _numbers(value: Any, name: str) -> Array:
+def _numbers(value: object, name: str) -> Array:
     try:
         numbers = np.array(value, np.float64)
     except (TypeError, ValueError) as error:

@@ -11,9 +11,10 @@ from gymnasium import spaces
 from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.errors import UserError
 from rl_lab.core.failure import located
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.seeding import undisturbed
 from rl_lab.envs.contract import RESET, STEP, Contract
-from rl_lab.envs.make import EnvironmentConfig, maker
+from rl_lab.envs.make import maker
 from rl_lab.envs.probe import unsendable
 from rl_lab.envs.render import PICTURES, make_shown
 from rl_lab.envs.spaces import describe
@@ -207,7 +208,7 @@ class _Trial:
                 break
         env.close()
 
-    def _require_finite(self, frame: Any, reward: Any, count: int) -> None:
+    def _require_finite(self, frame: object, reward: object, count: int) -> None:
         for name, value in [("an observation", each) for each in _leaves(frame)] + [
             ("a reward", reward)
         ]:
@@ -215,7 +216,7 @@ class _Trial:
                 raise UserError(f"step() returned {name} that is not finite at step {count}")
 
 
-def _leaves(frame: Any) -> list[Any]:
+def _leaves(frame: object) -> list[Any]:
     if isinstance(frame, Mapping):
         return [leaf for key in sorted(frame, key=str) for leaf in _leaves(frame[key])]
     if isinstance(frame, tuple):
@@ -223,5 +224,5 @@ def _leaves(frame: Any) -> list[Any]:
     return [frame]
 
 
-def _bytes(tree: Any) -> bytes:
+def _bytes(tree: object) -> bytes:
     return b"|".join(np.asarray(leaf).tobytes() for leaf in _leaves(tree))

@@ -26,9 +26,10 @@ from safetensors.torch import save_file as save_tensors
 from rl_lab.core import registry, seeding, spec, state
 from rl_lab.core.batch import Array, Step
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.tree import map_leaves, named_leaves
 from rl_lab.envs import snapshot
-from rl_lab.envs.make import EnvironmentConfig, make_vector
+from rl_lab.envs.make import make_vector
 from rl_lab.envs.vector import SyncVector
 
 SEARCH_STEPS = 3000  # how far to look for an episode's end

@@ -79,7 +79,7 @@ class Contract:
         if set(value) != set(wanted):
             self._refuse(f"{_part(name)} with {_keys(value)}", _keys(wanted))
 
-    def _check_leaf(self, space: gym.Space[Any], value: Any, name: str) -> None:
+    def _check_leaf(self, space: gym.Space[Any], value: object, name: str) -> None:
         shape, dtype = tuple(space.shape or ()), np.dtype(space.dtype)
         try:
             array = np.asarray(value)
@@ -151,13 +151,13 @@ def _keys(keys: Any) -> str:
     return f"the keys {', '.join(sorted(str(key) for key in keys))}"
 
 
-def _count(returned: Any) -> str:
+def _count(returned: object) -> str:
     if isinstance(returned, tuple | list):
         return f"{len(returned)} value{'s' if len(returned) != 1 else ''}"
     return f"one value, {_kind(returned)}"
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     """What something is, in a few words."""
     if value is None:
         return "None"

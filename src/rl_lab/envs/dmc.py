@@ -176,7 +176,7 @@ def choose_renderer(id: str) -> None:
         ) from error
 
 
-def _load(domain: str, task: str, arguments: Any, settings: Any) -> Any:
+def _load(domain: str, task: str, arguments: object, settings: object) -> Any:
     """The suite's own environment; without a display it is imported without a renderer.
 
     Otherwise the import tries to open a window, fails and warns. A choice of the user stays.

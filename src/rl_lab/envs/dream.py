@@ -31,7 +31,7 @@ class Dreams(Protocol):
         """Where the model stands at the last of real frames [T, N, …]; latents may be drawn."""
 
     def dream_step(
-        self, state: State, action: Any, generator: torch.Generator
+        self, state: State, action: object, generator: torch.Generator
     ) -> tuple[State, Tensor, Tensor]:
         """After actions [N, …]: the state, rewards [N], and chances to go on [N]."""
 
@@ -80,7 +80,7 @@ class DreamEnv(gym.Env[Any, Any]):
         self.elapsed = 0
         return self._frame(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """What the model makes of it."""
         assert self.generator is not None, "reset comes first"
         rows = torch.as_tensor(np.asarray(action)).unsqueeze(0)

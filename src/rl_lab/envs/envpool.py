@@ -66,7 +66,7 @@ class Pool(gym.vector.VectorEnv[Any, Any, Any]):
         frames, info = self._pool.reset()
         return frames, info
 
-    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, actions: object) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One decision per environment; an ended one only resets itself, whatever its action."""
         frames, reward, terminated, truncated, info = self._pool.step(actions)
         return frames, reward, terminated, truncated, info

@@ -5,11 +5,11 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
@@ -20,8 +20,8 @@ from gymnasium.spaces import Space
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError
 from rl_lab.core.failure import located
-from rl_lab.core.options import option
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
@@ -63,62 +63,6 @@ if COUNTER_ID not in gym.registry:
     gym.register("PixelTrack-v0", "rl_lab.envs.track:PixelTrackEnv", max_episode_steps=100)
     gym.register(bandit.ID, "rl_lab.envs.bandit:Bandit")
     dmc.register()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnvironmentConfig:
-    """The `environment:` block of a configuration."""
-
-    id: str = option("", "a registered Gymnasium id, or module:Id to import a module first")
-    num_envs: int = option(8, "how many environments are stepped together in training")
-    vectorization: Literal["auto", "sync", "native", "process", "envpool", "torch"] = option(
-        "auto",
-        "sync: a loop in this process; native: the environment's own vector; "
-        "process: supervised worker processes; envpool: EnvPool's C++ threads; torch: our own "
-        "vectorised classic control, which can be compiled together with the policy; "
-        "auto: torch for classic control (4 or more environments, or compiled), native for "
-        "bandits, otherwise sync or process by a short measurement",
-    )
-    workers: int | None = option(
-        None, "process, envpool: number of workers or threads; one per CPU core if not given"
-    )
-    step_timeout: float = option(
-        60.0, "process: seconds after which a worker that does not answer is replaced"
-    )
-    restarts: int = option(
-        10, "process: how many lost workers within 1000 vector steps are replaced before failing"
-    )
-    wrappers: list[dict[str, Any]] = option(
-        [], "wrappers, innermost first: [{id: MaskObservation, indices: [1, 3]}]"
-    )
-    normalize_obs: Literal[False, True, "running", "static"] = option(
-        False, "normalise observations: by running statistics (= true), or static: by their bounds"
-    )
-    normalize_reward: bool = option(False, "divide rewards by the deviation of the running return")
-    max_episode_steps: int | None = option(None, "truncate episodes here instead of at the default")
-    kwargs: dict[str, Any] = option({}, "arguments of the environment's constructor")
-    snapshot: Literal["auto", "replay", "reset"] = option(
-        "auto",
-        "how a resumed run goes on: auto captures the state, or replays where that is known to be "
-        "exact; replay: seed and actions again, in an object made anew for every episode; "
-        "reset: new episodes, inexact",
-    )
-
-    def __post_init__(self) -> None:
-        if not self.id:
-            raise ValueError("environment.id is missing: name an environment, as in CartPole-v1")
-        if self.num_envs < 1:
-            raise ValueError(f"environment.num_envs must be at least 1, got {self.num_envs}")
-        if self.workers is not None and self.workers < 1:
-            raise ValueError(f"environment.workers must be at least 1, got {self.workers}")
-        if not self.step_timeout > 0:
-            raise ValueError(f"environment.step_timeout must be positive, got {self.step_timeout}")
-        if self.restarts < 0:
-            raise ValueError(f"environment.restarts must not be negative, got {self.restarts}")
-        if self.max_episode_steps is not None and self.max_episode_steps < 1:
-            raise ValueError(
-                f"environment.max_episode_steps must be at least 1, got {self.max_episode_steps}"
-            )
 
 
 def make_vector(

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 _fixed: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
 
 
-def is_data(value: Any) -> bool:
+def is_data(value: object) -> bool:
     """True for an `MjData`, without importing MuJoCo."""
     return _is(type(value), "MjData")
 
 
-def is_model(value: Any) -> bool:
+def is_model(value: object) -> bool:
     """True for an `MjModel`; it is saved together with its `MjData`."""
     return _is(type(value), "MjModel")
 
@@ -100,7 +100,7 @@ class NoSilentReset(gym.Wrapper[Any, Any, Any, Any]):
         self.steps = 0
         return self.env.reset(**arguments)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step, or a `NonFiniteError` with the action that led there."""
         result = self.env.step(action)
         self.steps += 1
@@ -117,7 +117,7 @@ class NoSilentReset(gym.Wrapper[Any, Any, Any, Any]):
                 raise invalid_state(self.id, self.steps, f"a bad {what}", action)
 
 
-def invalid_state(id: str, steps: int, what: str, action: Any) -> NonFiniteError:
+def invalid_state(id: str, steps: int, what: str, action: object) -> NonFiniteError:
     """The error for a simulation that broke down."""
     values = np.asarray(action).tolist()
     return NonFiniteError(
@@ -148,11 +148,11 @@ def _results(data: Any) -> dict[str, Array]:
     return {name: getattr(data, name) for name in names}
 
 
-def _constants(model: Any) -> dict[str, Array]:
+def _constants(model: object) -> dict[str, Array]:
     return {name: array for name, array in _arrays(model) if not name.startswith(_ASSETS)}
 
 
-def _arrays(owner: Any) -> Iterator[tuple[str, Array]]:
+def _arrays(owner: object) -> Iterator[tuple[str, Array]]:
     for name in sorted(dir(owner)):
         if not name.startswith("_"):
             value = getattr(owner, name)
@@ -184,7 +184,7 @@ def _unpack(content: Array, arrays: dict[str, Array]) -> None:
         start += array.nbytes
 
 
-def _numbers(owner: Any) -> dict[str, Any]:
+def _numbers(owner: object) -> dict[str, Any]:
     """The numbers of a small struct, arrays as lists; JSON keeps every bit of a float."""
     values = {name: getattr(owner, name) for name in sorted(dir(owner)) if name[0] != "_"}
     found = {
@@ -193,7 +193,7 @@ def _numbers(owner: Any) -> dict[str, Any]:
     return found | {name: value for name, value in values.items() if type(value) in (int, float)}
 
 
-def _set_numbers(owner: Any, numbers: dict[str, Any]) -> None:
+def _set_numbers(owner: object, numbers: dict[str, Any]) -> None:
     for name, value in numbers.items():
         if isinstance(value, list):
             getattr(owner, name)[...] = value
@@ -201,6 +201,6 @@ def _set_numbers(owner: Any, numbers: dict[str, Any]) -> None:
             setattr(owner, name, value)
 
 
-def _flags(data: Any) -> dict[str, bool]:
+def _flags(data: object) -> dict[str, bool]:
     """Which lazy results are up to date."""
     return {name: bool(getattr(data, name)) for name in dir(data) if name.startswith("flg_")}

@@ -70,7 +70,7 @@ class PointGoalEnv(gym.Env[Frame, Any]):
         return self._frame(), reward, False, False, {"is_success": float(reward == 0.0)}
 
     def compute_reward(
-        self, achieved: NDArray[Any], desired: NDArray[Any], info: Any
+        self, achieved: NDArray[Any], desired: NDArray[Any], info: object
     ) -> NDArray[np.float64]:
         """What goals [..., 2] are worth if others were wanted: 0 where they are near, else −1."""
         distance = np.linalg.norm(achieved - desired, axis=-1)

@@ -13,9 +13,10 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.seeding import undisturbed
 from rl_lab.core.spec import EnvSpec
-from rl_lab.envs.make import EnvironmentConfig, make_vector, maker, resolve_vectorization
+from rl_lab.envs.make import make_vector, maker, resolve_vectorization
 from rl_lab.envs.spaces import describe
 from rl_lab.envs.worker import Make
 
@@ -86,7 +87,7 @@ def step_seconds(env: gym.Env[Any, Any]) -> float:
     return spent / steps
 
 
-def _step(env: gym.Env[Any, Any], action: Any) -> bool:
+def _step(env: gym.Env[Any, Any], action: object) -> bool:
     _, _, terminated, truncated, _ = env.step(action)
     return bool(terminated or truncated)
 

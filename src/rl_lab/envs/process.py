@@ -309,7 +309,7 @@ class Worker:
             self._poller.register(descriptor, select.POLLIN)
         self._patience: float | None = None  # seconds, while a long message may come
 
-    def send(self, command: str, argument: Any, seconds: float) -> None:
+    def send(self, command: str, argument: object, seconds: float) -> None:
         """Ask for something; `OSError` if nobody is there."""
         self._patience = seconds if command in ("save", "load") else None
         with self._killed_after(self._patience):

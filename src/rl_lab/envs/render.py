@@ -9,14 +9,8 @@ from typing import Any
 import gymnasium as gym
 
 from rl_lab.core.errors import UserError
-from rl_lab.envs.make import (
-    OWN_RESET_IDS,
-    EnvironmentConfig,
-    defined_in,
-    find,
-    maker,
-    single_spaces,
-)
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.envs.make import OWN_RESET_IDS, defined_in, find, maker, single_spaces
 from rl_lab.envs.opengl import choose_backend
 from rl_lab.envs.spaces import Frames, action_space
 

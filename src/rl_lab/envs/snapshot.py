@@ -126,7 +126,7 @@ class _Writer:
         self.written: dict[int, str] = {}
         self.alive: list[Any] = []  # an id is only an identity while its object lives
 
-    def node(self, value: Any, path: str) -> Tree:
+    def node(self, value: object, path: str) -> Tree:
         if value is None or type(value) in (bool, int, float, str):
             return value
         if _is_not_state(value):
@@ -195,7 +195,7 @@ class _Writer:
         content = np.frombuffer(value.tobytes(), np.uint8).copy()
         return {BYTES: content, "dtype": value.dtype.str, "shape": list(value.shape)}
 
-    def _is_unchanged_table(self, value: Any, path: str) -> bool:
+    def _is_unchanged_table(self, value: object, path: str) -> bool:
         digest = self.tables.get(_base(path))
         return digest is not None and _digest(value) == digest
 
@@ -207,7 +207,7 @@ class _Reader:
         self.made: dict[str, Any] = {}
         self.packages = {type(layer).__module__.partition(".")[0] for layer in _layers(env)}
 
-    def node(self, node: Tree, current: Any, path: str) -> Any:
+    def node(self, node: Tree, current: object, path: str) -> Any:
         if not isinstance(node, dict):
             return node
         if KEPT in node:
@@ -221,7 +221,7 @@ class _Reader:
         value = self.made[path] = self._container(node, current, path)
         return value
 
-    def _container(self, node: dict[str, Any], current: Any, path: str) -> Any:
+    def _container(self, node: dict[str, Any], current: object, path: str) -> Any:
         if ARRAY in node or TRANSPOSED in node or BYTES in node:
             return self._array(node)
         if TENSOR in node:
@@ -260,7 +260,7 @@ class _Reader:
             raise SnapshotError(f"{path} is a {_name(type(current))}, the saved one was another")
         return current
 
-    def _sequence(self, nodes: list[Tree], build: type, current: Any, path: str) -> Any:
+    def _sequence(self, nodes: list[Tree], build: type, current: object, path: str) -> Any:
         """Objects in a list are filled in place where the environment already has as many."""
         known = list(current) if isinstance(current, list | tuple) else []
         if len(known) != len(nodes):
@@ -283,7 +283,7 @@ class _Reader:
             target[key] = self.node(value_node, known.get(key), f"{path}[{i}]")
         return target
 
-    def _object(self, node: dict[str, Any], current: Any, path: str) -> Any:
+    def _object(self, node: dict[str, Any], current: object, path: str) -> Any:
         fields = {name: node[OBJECT][name] for name in sorted(node[OBJECT])}
         kept = {name for name, field in fields.items() if isinstance(field, dict) and KEPT in field}
         if _name(type(current)) != node["class"]:
@@ -325,7 +325,7 @@ class _Reader:
             return flat.reshape(node["shape"]).copy()
         return node[TRANSPOSED].copy().T if TRANSPOSED in node else node[ARRAY].copy()
 
-    def _class(self, node: dict[str, Any], current: Any, path: str, kind: type) -> Any:
+    def _class(self, node: dict[str, Any], current: object, path: str, kind: type) -> Any:
         """The class named in a node: the current object's, or one of the environment's packages.
 
         It is never called: a saved state may be anybody's, and a constructor can do anything.
@@ -352,23 +352,23 @@ def _layers(env: gym.Env[Any, Any]) -> Iterator[gym.Env[Any, Any]]:
     yield env
 
 
-def _is_not_state(value: Any) -> bool:
+def _is_not_state(value: object) -> bool:
     if isinstance(value, _NOT_STATE) or mujoco.is_model(value):
         return True
     return _module(type(value)).startswith(_DRAWING)
 
 
-def _is_physics(value: Any) -> bool:
+def _is_physics(value: object) -> bool:
     """dm_control's view of a simulation: beside its `MjData` it holds nothing but indices of it."""
     return any(_name(kind) == "dm_control.mujoco.engine:Physics" for kind in type(value).__mro__)
 
 
-def _is_table(value: Any) -> bool:
+def _is_table(value: object) -> bool:
     """True for a big container of nothing but numbers and text, which `repr` shows in full."""
     return _is_plain(value) and len(repr(value)) > _TABLE_CHARACTERS
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, dict):
         return all(_is_plain(key) and _is_plain(item) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -376,7 +376,7 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str | np.generic)
 
 
-def _digest(value: Any) -> str:
+def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 

@@ -191,7 +191,7 @@ class Frames:
         except AttributeError:  # a list has no shape
             self._put_lists(rows, index, frame)
 
-    def _put_lists(self, rows: Obs, index: int, frame: Any) -> None:
+    def _put_lists(self, rows: Obs, index: int, frame: object) -> None:
         for name, part in self.parts.items():
             value = part.of(frame)
             if np.shape(value) != part.shape:
@@ -207,7 +207,7 @@ class Frames:
             for name, part in self.parts.items()
         }
 
-    def batch(self, frames: Any) -> Obs:
+    def batch(self, frames: object) -> Obs:
         """A batch that a Gymnasium vector returned, copied: some write the same buffer again."""
         rows = {
             name: np.array(part.of(frames), part.dtype, order="C")
@@ -222,7 +222,7 @@ class Frames:
                 )
         return rows[""] if self.plain else rows
 
-    def given(self, obs: Any) -> tuple[Obs, bool]:
+    def given(self, obs: object) -> tuple[Obs, bool]:
         """What a user passes, one frame or a batch of them, as rows; and whether it was one."""
         rows, single = {}, False
         for name, part in self.parts.items():

@@ -155,7 +155,7 @@ class SyncVector:
         except _UNFIT as error:
             raise self._explained(index, RESET, returned, error) from error
 
-    def _explained(self, index: int, method: str, returned: Any, error: Exception) -> Exception:
+    def _explained(self, index: int, method: str, returned: object, error: Exception) -> Exception:
         """What an environment returned and cannot be stored, as the contract says it."""
         try:
             self._contracts[index].check(method, returned, self._steps)
@@ -242,10 +242,10 @@ class GymnasiumVector:
         self._episodes.load_state_dict(state)
         self._episodes.start_afresh()
 
-    def _own(self, frames: Any) -> Obs:
+    def _own(self, frames: object) -> Obs:
         return self._frames.converted(self._frames.batch(frames))
 
-    def _with_final_frames(self, frames: Any, infos: dict[str, Any], ended: Array) -> Obs:
+    def _with_final_frames(self, frames: object, infos: dict[str, Any], ended: Array) -> Obs:
         whole = self._frames.batch(frames)
         for index in np.flatnonzero(ended):
             self._frames.put(whole, int(index), infos["final_obs"][index])

@@ -1,14 +1,13 @@
 """The actor-critic: normaliser → encoder → memory → heads, with one torso or two."""
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from rl_lab.core import registry
-from rl_lab.core.batch import ACTION_MASK, LOG_PROB
+from rl_lab.core.batch import ACTION_MASK, LOG_PROB, Obs
 from rl_lab.core.distributions import (
     Categorical,
     DiagonalGaussian,
@@ -18,38 +17,18 @@ from rl_lab.core.distributions import (
     masked,
 )
 from rl_lab.core.errors import UserError
-from rl_lab.core.options import option, section, variant
 from rl_lab.core.protocols import Policy
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.state import where_rows
 from rl_lab.core.tree import picked
 from rl_lab.networks.cnn import is_image
 from rl_lab.networks.encoder import make_encoder
-from rl_lab.networks.mlp import Activation, linear, mlp
+from rl_lab.networks.mlp import linear, mlp
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
 _IMAGES_AT_ONCE = 1024  # rows of a rollout that are looked at in one go
 State = dict[str, dict[str, Tensor]]  # torso -> its memory's state
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadConfig:
-    """Layers between the torso and an output."""
-
-    hidden_dims: list[int] = option([], "widths of hidden layers of this head")
-    activation: Activation = option("tanh", "activation between them")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NetworkConfig:
-    """encoder → memory → heads."""
-
-    encoder: Any = variant("encoder", {"type": "auto"}, "observation to features")
-    memory: Any = variant("memory", {"type": "none"}, "what is remembered within an episode")
-    actor: HeadConfig = section(HeadConfig, "features to the action distribution")
-    critic: HeadConfig = section(HeadConfig, "features to the value")
-    shared_torso: bool = option(False, "one encoder and memory for actor and critic, or two")
-    log_std_init: float = option(0.0, "initial log standard deviation of continuous actions")
 
 
 class Torso(nn.Module):
@@ -61,12 +40,12 @@ class Torso(nn.Module):
         self.memory = registry.of("memory", config.memory)(config.memory, self.encoder.out_dim)
         self.out_dim: int = self.memory.out_dim
 
-    def step(self, obs: Any, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    def step(self, obs: Obs, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """One time step [N, …]."""
         features, state = self.memory.step(self.encoder(obs), state)
         return features, state
 
-    def sequence(self, obs: Any, state: dict[str, Tensor], resets: Tensor | None) -> Tensor:
+    def sequence(self, obs: Obs, state: dict[str, Tensor], resets: Tensor | None) -> Tensor:
         """[T, N, …] with resets inside; any leading shape when there is no memory."""
         features: Tensor = self.memory.sequence(self.encoder(obs), state, resets)[0]
         return features
@@ -135,7 +114,7 @@ class ActorCritic(nn.Module):
         """What every memory starts an episode with."""
         return {role: self._torso(role).memory.initial_state(batch) for role in self.torsos}
 
-    def policy_step(self, obs: Any, state: State) -> tuple[Distribution, State]:
+    def policy_step(self, obs: Obs, state: State) -> tuple[Distribution, State]:
         """The distribution for N environments, and all memories one step further."""
         mask, obs = self._mask(obs), self.normalizer(obs)
         roles = list(self.torsos) if self.has_memory else [self.actor_torso]
@@ -156,14 +135,14 @@ class ActorCritic(nn.Module):
         return Policy(self.decide, weights, noise)
 
     def decide(
-        self, weights: dict[str, Tensor], obs: Any, noise: Tensor
+        self, weights: dict[str, Tensor], obs: Obs, noise: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The action that the random numbers choose. Everything it reads is an argument."""
         policy, _ = functional_call(self, weights, (obs, self.initial_state(0), None))
         action = policy.pick(noise)
         return action, {LOG_PROB: policy.log_prob(action)}
 
-    def forward(self, obs: Any, state: State, resets: Tensor | None) -> tuple[Distribution, Tensor]:
+    def forward(self, obs: Obs, state: State, resets: Tensor | None) -> tuple[Distribution, Tensor]:
         """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
         mask, obs = self._mask(obs), self.normalizer(obs)
         features = {
@@ -174,9 +153,9 @@ class ActorCritic(nn.Module):
 
     def unroll(
         self,
-        obs: Any,
+        obs: Obs,
         action: Tensor,
-        next_obs: Any,
+        next_obs: Obs,
         state: State,
         resets: Tensor,
         ended: Tensor,
@@ -217,25 +196,25 @@ class ActorCritic(nn.Module):
         ]
         return Unrolled(torch.stack(log_probs), torch.stack(values), torch.stack(filled), states)
 
-    def _judge(self, obs: Any, action: Tensor, state: State) -> tuple[Tensor, Tensor]:
+    def _judge(self, obs: Obs, action: Tensor, state: State) -> tuple[Tensor, Tensor]:
         """Log-probs and values of rows, where there is no memory."""
         policy, value = self(obs, state, None)
         return policy.log_prob(action), value
 
-    def _values(self, obs: Any, state: State) -> Tensor:
+    def _values(self, obs: Obs, state: State) -> Tensor:
         """Values of single rows, where there is no memory."""
         torso = self._torso(self.critic_torso)
         features = torso.sequence(self.normalizer(obs), state[self.critic_torso], None)
         return self._value(features)
 
-    def _look(self, obs: Any, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+    def _look(self, obs: Obs, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         mask, obs = self._mask(obs), self.normalizer(obs)
         steps = {role: self._torso(role).step(obs, state[role]) for role in self.torsos}
         log_prob = self.actor(steps[self.actor_torso][0], mask).log_prob(action)
         value = self._value(steps[self.critic_torso][0])
         return log_prob, value, {role: moved for role, (_, moved) in steps.items()}
 
-    def _mask(self, obs: Any) -> Tensor | None:
+    def _mask(self, obs: Obs) -> Tensor | None:
         return obs[ACTION_MASK] if self.is_masked else None
 
     def _value(self, features: Tensor) -> Tensor:

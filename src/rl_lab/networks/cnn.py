@@ -13,7 +13,7 @@ from torch.nn.functional import max_pool2d, relu
 
 from rl_lab.core.actions import one_hot
 from rl_lab.core.errors import UserError
-from rl_lab.core.options import option
+from rl_lab.core.options import Options, option
 from rl_lab.core.spec import Box, Space
 from rl_lab.networks.mlp import linear
 
@@ -22,61 +22,49 @@ _SMALLEST_NATURE = 36  # pixels: below this the three layers of the paper leave 
 
 
 @dataclass(frozen=True, kw_only=True)
-class NatureConfig:
+class NatureConfig(Options):
     """The three convolutions of Mnih et al. 2015."""
 
     type: str = option("nature", "three convolutions, for images (Mnih et al. 2015)")
-    features: int = option(512, "width of the layer after the convolutions")
-
-    def __post_init__(self) -> None:
-        """A layer needs a width."""
-        if self.features < 1:
-            raise ValueError(f"features must be at least 1, got {self.features}")
+    features: int = option(512, "width of the layer after the convolutions", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImpalaConfig:
+class ImpalaConfig(Options):
     """The residual network of Espeholt et al. 2018."""
 
     type: str = option("impala", "residual convolutions, for images (Espeholt et al. 2018)")
-    channels: list[int] = option([16, 32, 32], "channels of each block; each halves the image")
-    features: int = option(256, "width of the layer after the convolutions")
-
-    def __post_init__(self) -> None:
-        """Layers need a width."""
-        if self.features < 1 or not self.channels or min(self.channels) < 1:
-            raise ValueError("channels and features must be positive")
+    channels: list[int] = option(
+        [16, 32, 32], "channels of each block; each halves the image", low=1, not_empty=True
+    )
+    features: int = option(256, "width of the layer after the convolutions", low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvConfig:
+class ConvConfig(Options):
     """Convolutions that halve the image, each with layer normalisation."""
 
     type: str = option("conv", "normalised convolutions that halve the image, for images")
-    channels: list[int] = option([64, 64, 64], "channels of each layer; each halves the image")
-    kernel: int = option(3, "width of each convolution; odd")
-    features: int = option(256, "width of the layer after the convolutions")
+    channels: list[int] = option(
+        [64, 64, 64], "channels of each layer; each halves the image", low=1, not_empty=True
+    )
+    kernel: int = option(3, "width of each convolution; odd", low=1)
+    features: int = option(256, "width of the layer after the convolutions", low=1)
 
     def __post_init__(self) -> None:
-        """Layers need a width, and a middle."""
-        if self.features < 1 or not self.channels or min(self.channels) < 1:
-            raise ValueError("channels and features must be positive")
-        if self.kernel < 1 or self.kernel % 2 == 0:
+        """A kernel needs a middle."""
+        super().__post_init__()
+        if self.kernel % 2 == 0:
             raise ValueError(f"kernel must be an odd number, got {self.kernel}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridConfig:
+class GridConfig(Options):
     """A grid whose numbers are names of things, not brightness."""
 
     type: str = option("grid", "convolutions over one-hot cells, for uint8 grids of codes")
-    codes: int = option(32, "different codes per channel; larger ones look like nothing")
-    features: int = option(128, "width of the layer after the convolutions")
-
-    def __post_init__(self) -> None:
-        """Layers need a width."""
-        if self.features < 1 or self.codes < 1:
-            raise ValueError("codes and features must be positive")
+    codes: int = option(32, "different codes per channel; larger ones look like nothing", low=1)
+    features: int = option(128, "width of the layer after the convolutions", low=1)
 
 
 class ImageEncoder(nn.Module):

@@ -14,29 +14,23 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.core.actions import as_vector, vector_size
-from rl_lab.core.options import option
+from rl_lab.core.options import Options, option
+from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Space
 from rl_lab.networks.ensemble import Ensemble
-from rl_lab.networks.mlp import Activation, linear, mlp
+from rl_lab.networks.mlp import linear, mlp
 
 LOG_STD_RANGE = (-5.0, 1.0)  # of a prediction, in units of the data's deviation
 _SMALLEST_STD = 1e-6  # what varies less than this is a constant, and is not scaled
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicsConfig:
+class DynamicsConfig(Options):
     """Sizes of a model of steps."""
 
-    hidden_dims: list[int] = option([128, 128], "width of each hidden layer")
+    hidden_dims: list[int] = option([128, 128], "width of each hidden layer", low=1)
     activation: Activation = option("silu", "tanh, relu, elu, gelu or silu")
-    members: int = option(5, "perceptrons of an ensemble, each with weights of its own")
-
-    def __post_init__(self) -> None:
-        """Sizes are positive."""
-        if any(width < 1 for width in self.hidden_dims):
-            raise ValueError(f"hidden_dims must be positive, got {self.hidden_dims}")
-        if self.members < 1:
-            raise ValueError(f"members must be at least 1, got {self.members}")
+    members: int = option(5, "perceptrons of an ensemble, each with weights of its own", low=1)
 
 
 class Identity(nn.Module):

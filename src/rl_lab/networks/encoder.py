@@ -1,7 +1,7 @@
 """From an observation to features: an encoder for its space; parts of a dict are joined."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from rl_lab.core import registry
 from rl_lab.core.batch import ACTION_MASK
+from rl_lab.core.checker import check_variant
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.options import option
 from rl_lab.core.spec import Dict, Observation, Space
 from rl_lab.networks.cnn import is_grid_of_codes, is_image
 from rl_lab.networks.mlp import Flatten, MLPEncoder, MLPEncoderConfig, mlp
+
+PARTS = "network.encoder.parts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,22 +73,26 @@ def make_encoder(config: Any, space: Observation) -> nn.Module:
     own = dict(getattr(config, "parts", {}) or {})
     if not isinstance(space, Dict):
         if own:
-            raise UserError("network.encoder.parts: this observation has no parts")
+            raise UserError(f"{PARTS}: this observation has no parts")
         return _for_one(config, space)
     seen = {name: part for name, part in space.parts.items() if name != ACTION_MASK}
     for name in own:
         if name not in seen:
-            raise UserError(f"network.encoder.parts.{name}: unknown part{did_you_mean(name, seen)}")
+            raise UserError(f"{PARTS}.{name}: unknown part{did_you_mean(name, seen)}")
+    configs = {name: check_variant("encoder", own[name], f"{PARTS}.{name}") for name in own}
     kind = registry.of("encoder", config)
     is_mlp = isinstance(kind, type) and issubclass(kind, MLPEncoder)
     joins = kind is AutoEncoder or (is_mlp and kind.forward is MLPEncoder.forward)
     if not joins or len(seen) == 1:  # an encoder that reads one space only, or nothing to join
-        each = {name: _own_config(name, own[name]) if name in own else config for name in seen}
+        each = {
+            name: check_variant("encoder", own[name], f"{PARTS}.{name}") if name in own else config
+            for name in seen
+        }
         return DictEncoder({name: _for_one(each[name], part) for name, part in seen.items()})
     encoders: dict[str, nn.Module] = {}
     for name, part in seen.items():
-        if name in own:
-            encoders[name] = _for_one(_own_config(name, own[name]), part)
+        if name in configs:
+            encoders[name] = _for_one(configs[name], part)
         elif kind is AutoEncoder and is_image(part):
             encoders[name] = _for_one(config, part)
         else:
@@ -107,20 +114,3 @@ def _for_one(config: Any, space: Space) -> nn.Module:
             example = torch.from_numpy(np.zeros((1, *space.shape), space.dtype))
             encoder.out_dim = encoder(example).shape[-1]
     return encoder
-
-
-def _own_config(name: str, block: Any) -> Any:
-    """The typed settings of one part: `impala`, or `{type: impala, features: 128}`."""
-    where = f"network.encoder.parts.{name}"
-    block = {"type": block} if isinstance(block, str) else block
-    if not isinstance(block, Mapping) or "type" not in block:
-        raise UserError(f"{where} needs a type, such as {{type: mlp, hidden_dims: [64]}}")
-    config = registry.get("encoder", str(block["type"])).Config
-    known = [each.name for each in fields(config)]
-    for key in block:
-        if key not in known:
-            raise UserError(f"{where}.{key}: unknown key{did_you_mean(str(key), known)}")
-    try:
-        return config(**block)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: {error}") from error

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm
 
+from rl_lab.core.batch import Obs
 from rl_lab.core.compiled import is_tracing
+from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
-from rl_lab.networks.actor_critic import NetworkConfig
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import ACTIVATIONS
 
@@ -151,7 +152,7 @@ class QEnsemble(nn.Module):
 
     def forward(
         self,
-        obs: Any,
+        obs: Obs,
         action: Tensor | None = None,
         *,
         frozen: bool = False,

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from rl_lab.core.distributions import HALF_LOG_TWO_PI, log_slope_of_tanh
+from rl_lab.core.schema import HeadConfig
 from rl_lab.core.spec import Box
-from rl_lab.networks.actor_critic import HeadConfig
 from rl_lab.networks.mlp import linear, mlp
 
 LARGEST_LOG_SCALE = 2.0  # of one coupling: it stretches or shrinks by a factor of 7 at most

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.compiled import is_tracing
-from rl_lab.core.options import option
+from rl_lab.core.options import Options, option
+from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Space
 
 
@@ -49,7 +50,6 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 ACTIVATIONS = {"tanh": Tanh, "relu": nn.ReLU, "elu": nn.ELU, "gelu": nn.GELU, "silu": nn.SiLU}
-Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
 
 def linear(
@@ -89,17 +89,12 @@ def mlp(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPEncoderConfig:
+class MLPEncoderConfig(Options):
     """Widths and activation."""
 
     type: str = option("mlp", "multi-layer perceptron")
-    hidden_dims: list[int] = option([64, 64], "width of each hidden layer")
+    hidden_dims: list[int] = option([64, 64], "width of each hidden layer", low=1)
     activation: Activation = option("tanh", "tanh, relu, elu, gelu or silu")
-
-    def __post_init__(self) -> None:
-        """Widths are positive."""
-        if any(width < 1 for width in self.hidden_dims):
-            raise ValueError(f"hidden_dims must be positive, got {self.hidden_dims}")
 
 
 def sized(name: str, *hidden_dims: int) -> type["MLPEncoder"]:
@@ -108,7 +103,11 @@ def sized(name: str, *hidden_dims: int) -> type["MLPEncoder"]:
         "MLPEncoderConfig",
         [
             ("type", str, option(name, f"mlp with hidden_dims {list(hidden_dims)}")),
-            ("hidden_dims", list[int], option(list(hidden_dims), "width of each hidden layer")),
+            (
+                "hidden_dims",
+                list[int],
+                option(list(hidden_dims), "width of each hidden layer", low=1),
+            ),
         ],
         bases=(MLPEncoderConfig,),
         namespace={"__doc__": "Widths and activation."},

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import Generator, Tensor, cat, nn
 
-from rl_lab.core.batch import ACTION_MASK
+from rl_lab.core.batch import ACTION_MASK, Obs
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Discrete, EnvSpec
 from rl_lab.core.value_distributions import ValueDistribution, support
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig, check_mask
+from rl_lab.networks.actor_critic import check_mask
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import ACTIVATIONS, linear, mlp
 from rl_lab.networks.noisy import NoisyLinear, draw_noise, noise_size, through
@@ -52,7 +53,7 @@ class QNetwork(nn.Module):
         heads = [self.advantage] if self.value is None else [self.advantage, self.value]
         self.noise_sizes = [noise_size(head) for head in heads]
 
-    def forward(self, obs: Any, noise: Tensor | None = None, *, raw: bool = False) -> Tensor:
+    def forward(self, obs: Obs, noise: Tensor | None = None, *, raw: bool = False) -> Tensor:
         """[..., *obs] to [..., A]. Forbidden actions have values too: see `mask`.
 
         `noise` [sum(noise_sizes)], or one for each row, is for noisy layers. `raw`: what the values
@@ -82,7 +83,7 @@ class QNetwork(nn.Module):
         """Where the atoms of c51 lie [K], on the device of another tensor."""
         return support(self.value_range, self.count, like.device)
 
-    def mask(self, obs: Any) -> Tensor | None:
+    def mask(self, obs: Obs) -> Tensor | None:
         """What the observation allows [..., A], if it says so."""
         mask: Tensor | None = obs[ACTION_MASK] if self.is_masked else None
         return mask

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from rl_lab.core import registry
 from rl_lab.core.actions import as_vector
-from rl_lab.core.batch import ACTION_MASK
+from rl_lab.core.batch import ACTION_MASK, Obs
+from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Discrete, EnvSpec
-from rl_lab.networks.actor_critic import NetworkConfig, check_mask
+from rl_lab.networks.actor_critic import check_mask
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 from rl_lab.networks.q_network import duel, q_head
@@ -48,14 +49,14 @@ class RecurrentQNetwork(nn.Module):
         state: State = self.memory.initial_state(batch)
         return state
 
-    def step(self, obs: Any, previous: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, obs: Obs, previous: Tensor, state: State) -> tuple[Tensor, State]:
         """Values [N, A] after one more frame, `previous` [N, A] is the last action as a vector."""
         seen = torch.cat([self.encoder(self.normalizer(obs)), previous], -1)
         features, state = self.memory.step(seen, state)
         return self._values(features), state
 
     def forward(
-        self, obs: Any, previous: Tensor, state: State, resets: Tensor
+        self, obs: Obs, previous: Tensor, state: State, resets: Tensor
     ) -> tuple[Tensor, State]:
         """Values [T, N, A] along sequences, and the state after them.
 
@@ -66,7 +67,7 @@ class RecurrentQNetwork(nn.Module):
         features, state = self.memory.sequence(seen, state, resets)
         return self._values(features), state
 
-    def mask(self, obs: Any) -> Tensor | None:
+    def mask(self, obs: Obs) -> Tensor | None:
         """What the observation allows [..., A], if it says so."""
         mask: Tensor | None = obs[ACTION_MASK] if self.is_masked else None
         return mask

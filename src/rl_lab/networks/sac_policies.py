@@ -10,11 +10,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_lab.core.batch import ACTION_MASK
+from rl_lab.core.batch import ACTION_MASK, Obs
 from rl_lab.core.distributions import Categorical, SquashedGaussian
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec
-from rl_lab.networks.actor_critic import HeadConfig, NetworkConfig, PolicyHead, check_mask
+from rl_lab.networks.actor_critic import PolicyHead, check_mask
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.ensemble import in_place
 from rl_lab.networks.flow import FlowHead, SquashedFlow
@@ -87,7 +88,7 @@ class Lent:
         self.out_dim: Any = encoder.out_dim
 
     @torch.no_grad()
-    def __call__(self, obs: Any) -> Tensor:
+    def __call__(self, obs: Obs) -> Tensor:
         """Features without a gradient."""
         features: Tensor = self.encoder(obs)
         return features
@@ -126,7 +127,7 @@ class SoftActor(nn.Module):
             found = f"{type(spec.action).__name__} actions of shape {spec.action.shape}"
             raise UserError(f"'{spec.id}' has {found}: sac takes a flat Box or Discrete; use ppo")
 
-    def forward(self, obs: Any) -> SoftPolicy:
+    def forward(self, obs: Obs) -> SoftPolicy:
         """[B, …] to a distribution with batch shape [B]."""
         features = self.encoder(obs)
         if self.is_masked:

@@ -11,41 +11,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rl_lab.core.options import option
+from rl_lab.core.options import Options, option
 from rl_lab.planning.plans import Evaluate, Plan, best
 
 
 @dataclass(frozen=True, kw_only=True)
-class CEMConfig:
+class CEMConfig(Options):
     """How far, how wide and how often to look ahead."""
 
-    horizon: int = option(12, "actions of one plan")
-    candidates: int = option(1000, "plans that are tried in one iteration, for each environment")
-    elites: int = option(100, "best plans, to which the next distribution is fitted")
-    iterations: int = option(10, "times that candidates are drawn")
-    initial_std: float = option(1.0, "spread of the first candidates")
-    min_std: float = option(0.0, "least spread of later ones; discrete: least chance of an action")
+    horizon: int = option(12, "actions of one plan", low=1)
+    candidates: int = option(
+        1000, "plans that are tried in one iteration, for each environment", low=1
+    )
+    elites: int = option(100, "best plans, to which the next distribution is fitted", low=1)
+    iterations: int = option(10, "times that candidates are drawn", low=1)
+    initial_std: float = option(1.0, "spread of the first candidates", above=0)
+    min_std: float = option(
+        0.0, "least spread of later ones; discrete: least chance of an action", low=0
+    )
     max_std: float = option(1.0, "largest spread of later ones")
-    momentum: float = option(0.0, "share of the old distribution that a new one keeps")
+    momentum: float = option(
+        0.0, "share of the old distribution that a new one keeps", low=0, below=1
+    )
     warm_start: bool = option(False, "begin with the last plan, one step later, instead of zeros")
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        for name in ("horizon", "candidates", "elites", "iterations"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        """Elites are candidates, and the smallest spread is not above the largest."""
+        super().__post_init__()
         if self.elites > self.candidates:
             raise ValueError(
                 f"elites must be at most candidates ({self.candidates}), got {self.elites}"
             )
-        if self.initial_std <= 0:
-            raise ValueError(f"initial_std must be positive, got {self.initial_std:g}")
-        if not 0 <= self.min_std <= self.max_std:
+        if self.min_std > self.max_std:
             raise ValueError(
-                f"min_std must be in 0 … max_std ({self.max_std:g}), got {self.min_std:g}"
+                f"min_std must be at most max_std ({self.max_std:g}), got {self.min_std:g}"
             )
-        if not 0.0 <= self.momentum < 1.0:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum:g}")
 
 
 def planner_noise(

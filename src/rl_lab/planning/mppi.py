@@ -20,14 +20,8 @@ class MPPIConfig(CEMConfig):
     """How far, how wide and how often to look ahead, and how much better plans are preferred."""
 
     temperature: float = option(
-        2.0, "of mppi: a plan that is this much worse than the best counts e times less"
+        2.0, "of mppi: a plan that is this much worse than the best counts e times less", above=0
     )
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
-        super().__post_init__()
-        if self.temperature <= 0:
-            raise ValueError(f"temperature must be positive, got {self.temperature:g}")
 
 
 def mppi(evaluate: Evaluate, mean: Tensor, noise: Tensor, config: MPPIConfig) -> Plan:

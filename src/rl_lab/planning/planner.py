@@ -20,7 +20,7 @@ class PlannerConfig(MPPIConfig):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """A temperature is for mppi only."""
         super().__post_init__()
         if self.type == "cem" and self.temperature != MPPIConfig.temperature:
             raise ValueError("temperature has no use with type cem: set type to mppi")

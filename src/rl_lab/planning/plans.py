@@ -49,13 +49,13 @@ def shifted_chances(chances: Tensor) -> Tensor:
     return (shifted(chances, even) + even) / 2
 
 
-def repeated(state: Any, count: int) -> Any:
+def repeated(state: object, count: int) -> Any:
     """States [B, …] as rows [B·count, …], environment by environment, as candidates are."""
     return map_leaves(lambda leaf: leaf.repeat_interleave(count, 0), state)
 
 
 def imagined_return(
-    step: Callable[[Any, Tensor, int], tuple[Any, Tensor]], state: Any, candidates: Tensor
+    step: Callable[[Any, Tensor, int], tuple[Any, Tensor]], state: object, candidates: Tensor
 ) -> Tensor:
     """The sum of rewards [B, K] of following each candidate [B, K, H, A] from its state [B, …].
 

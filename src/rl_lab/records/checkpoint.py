@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 from zlib import crc32
 
 from rl_lab.core.errors import UserError, did_you_mean
-from rl_lab.core.options import option
+from rl_lab.core.schema import CheckpointConfig
 from rl_lab.records.chunks import delete_files, open_chunks, unnamed_files, write_chunks
 from rl_lab.records.commit import (
     TENSORS,
@@ -35,34 +35,6 @@ LATEST, BEST = "latest", "best"  # links for humans; nothing here ever reads the
 
 # `.new` exists only while a checkpoint replaces an older one of the same step.
 _FOLDER = re.compile(r"step_(\d{12,})(\.new)?")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointConfig:
-    """When to save and what to keep."""
-
-    every_steps: Literal["auto"] | int = option(
-        "auto",
-        "environment steps between checkpoints; 0 = only at the end; "
-        "auto: 50,000, or a fifth of the run",
-    )
-    every_updates: int = option(
-        2000, "updates between checkpoints where nothing is played (offline phases); 0 = none"
-    )
-    keep_last: int = option(2, "the newest checkpoints that are always kept")
-    keep_best: int = option(1, "the best-scoring checkpoints that are always kept")
-    keep_every: int = option(0, "every m-th checkpoint is kept for ever; 0 = none")
-
-    def __post_init__(self) -> None:
-        for name, least in {
-            "every_steps": 0,
-            "every_updates": 0,
-            "keep_last": 1,
-            "keep_best": 0,
-            "keep_every": 0,
-        }.items():
-            if (value := getattr(self, name)) != "auto" and value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def parse_config(data: bytes) -> dict[str, Any]:
     return tree
 
 
-def _check(tree: Any) -> None:
+def _check(tree: object) -> None:
     """Refuse what no run has written, without ever following an alias too far."""
     waiting, count = [(tree, 0)], 0
     while waiting:
@@ -135,14 +135,14 @@ def read_bounded(path: Path) -> bytes:
     return data
 
 
-def at(tree: Any, *keys: str) -> Any:
+def at(tree: object, *keys: str) -> Any:
     """The value at a path of a tree; None where there is none."""
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
-def experiment_of(tree: Any) -> str | None:
+def experiment_of(tree: object) -> str | None:
     """What the seeds of one experiment share: a short hash of the config without the seed."""
     if not isinstance(tree, Mapping):
         return None

@@ -279,11 +279,11 @@ def last_metrics(path: Path) -> dict[str, Any]:
     return {str(name): value for name, value in values.items() if is_number(value)}
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _parent(said: Any) -> str | None:
+def _parent(said: object) -> str | None:
     if isinstance(said, Mapping) and "id" in said:
         return f"{said['id']}:{said.get('step')}"
     return said if isinstance(said, str) else None
@@ -315,7 +315,7 @@ def _born(run: RunDirectory) -> tuple[str, int, str]:
         return run.created, 0, run.path.name
 
 
-def _storable(value: Any, kind: str) -> Any:
+def _storable(value: object, kind: str) -> Any:
     if kind == "JSON":
         return value
     if isinstance(value, int) and abs(value) >= 2**63:  # a seed: SQLite has no such numbers

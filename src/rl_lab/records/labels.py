@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rl_lab.core.errors import UserError
 from rl_lab.records.commit import write_atomically
@@ -32,7 +31,7 @@ class Labels:
     notes: str = ""
 
 
-def read_labels(run: RunDirectory, config: Any = None) -> Labels:
+def read_labels(run: RunDirectory, config: object = None) -> Labels:
     """The labels of a run; `config` is its tree, if somebody has read it already."""
     file = run.path / FILE
     try:

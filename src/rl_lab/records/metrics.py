@@ -186,7 +186,7 @@ def iterate_metrics(path: Path) -> Iterator[dict[str, Any]]:
             raise UserError(f"{path}:{number} is not a row of metrics: it is too long")
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value as JSON can hold it: scalars as numbers, NaN and infinities as text."""
     if hasattr(value, "item"):
         value = value.item()
@@ -199,7 +199,7 @@ def plain(value: Any) -> Any:
     return value
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether a value of a row is a number, as JSON holds it."""
     return isinstance(value, int | float) or (isinstance(value, str) and value in _NON_FINITE)
 

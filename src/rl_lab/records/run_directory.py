@@ -310,24 +310,24 @@ def _age(path: Path) -> tuple[str, int, str]:
     return RunDirectory(path).created, (path / "config.yaml").stat().st_mtime_ns, path.name
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
-def _has_numbers(value: Any) -> bool:
+def _has_numbers(value: object) -> bool:
     # NaN and infinities are texts in JSON.
     return isinstance(value, dict) and all(isinstance(x, int | float | str) for x in value.values())
 
 
-def _is_test(value: Any) -> bool:
+def _is_test(value: object) -> bool:
     return isinstance(value, dict) and all(map(_has_numbers, value.values()))
 
 
-def _is_parent(value: Any) -> bool:
+def _is_parent(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("step"), int) and "id" in value
 
 
-def _is_cleaned(value: Any) -> bool:
+def _is_cleaned(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("time"), str)
 
 

@@ -21,7 +21,7 @@ from rl_lab.collect.evaluate import Evaluation, evaluate
 from rl_lab.collect.simulate import Simulation
 from rl_lab.config import catalog
 from rl_lab.config.components import make_components
-from rl_lab.config.schema import RunConfig, config_hash
+from rl_lab.config.tree import config_hash
 from rl_lab.core import registry
 from rl_lab.core.batch import ACTION_MASK
 from rl_lab.core.compiled import tell_with
@@ -37,6 +37,7 @@ from rl_lab.core.protocols import (
     VectorEnv,
     WorkflowContext,
 )
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.seeding import Streams, integer
 from rl_lab.core.spec import Box, Dict, EnvSpec, Observation
 from rl_lab.core.state import Stateful
@@ -184,7 +185,7 @@ def make_context(config: RunConfig) -> WorkflowContext:
             environment,
             streams,
             device,
-            latent_size=getattr(config.algorithm, "latent_size", 0),
+            latent_size=config.algorithm.latent_size,
         ),
         optimizers=make_components(config, "optimizers"),
         rng=streams,
@@ -290,7 +291,7 @@ class _Tables:
             setattr(self.workflow, name, value.copy())
 
 
-def _shape(value: Any) -> Any:
+def _shape(value: object) -> Any:
     """Of a tensor, or of the running statistics that a normaliser keeps beside its tensors."""
     if isinstance(value, Mapping):
         return {key: _shape(each) for key, each in value.items()}

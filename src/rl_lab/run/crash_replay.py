@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_lab.config.schema import RunConfig
 from rl_lab.config.trust import require_trust
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree
 from rl_lab.core.tree import map_leaves
 from rl_lab.display.sinks import Sinks
@@ -71,7 +71,7 @@ def replay(reference: str, root: Path, *, trust: bool = False) -> Replay:
     return Replay(where, hook, step, expected, failure)
 
 
-def _doubt(dump: Path, config: Any) -> str | None:
+def _doubt(dump: Path, config: object) -> str | None:
     """A dump is as good as the run that it lies in, if it has that run's configuration."""
     run = RunDirectory(dump.resolve().parent.parent)
     if read_config(run.config_file) != config:
@@ -164,5 +164,5 @@ def _until_after(run: Orchestrator, step: int) -> None:
             run.after_cycle()
 
 
-def _on(leaf: Any, device: str) -> Any:
+def _on(leaf: object, device: str) -> Any:
     return leaf.to(device) if isinstance(leaf, Tensor) else leaf

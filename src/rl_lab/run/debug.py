@@ -4,7 +4,7 @@ import cProfile
 import io
 import pstats
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_lab.config.schema import RunConfig
 from rl_lab.core.batch import Batch, Metrics
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.learner import Learner, networks
 from rl_lab.core.optim import FlatOptimizer
 from rl_lab.core.protocols import Phase
+from rl_lab.core.schema import RunConfig
+from rl_lab.core.state import Stateful
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.metrics import MetricLog
 from rl_lab.run.orchestrator import Orchestrator
@@ -61,19 +62,15 @@ def for_debugger(config: RunConfig) -> RunConfig:
 def fitted(config: RunConfig) -> RunConfig:
     """With as few minibatches less as the algorithm needs for a rollout that has become small."""
     algorithm = config.algorithm
-    check: Callable[[RunConfig], list[str]] | None = getattr(algorithm, "check", None)
-    if check is None or not (problems := check(config)):
+    if not (problems := algorithm.check(config)):
         return config
-    if not hasattr(algorithm, "minibatches"):
-        raise UserError(f"one environment is too few here: {problems[0]}")
-    for count in range(algorithm.minibatches or 4, 0, -1):
-        smaller = replace(algorithm, minibatches=count, batch_size=None)
+    for smaller in algorithm.with_fewer_minibatches():
         if not smaller.check(config):
             return replace(config, algorithm=smaller)
     raise UserError(f"one environment is too few here: {problems[0]}")
 
 
-def _module(trace: Any) -> str:
+def _module(trace: object) -> str:
     return str(getattr(trace, "__module__", None) or type(trace).__module__)
 
 
@@ -114,7 +111,9 @@ def _watched(
 
 
 @torch.no_grad()
-def weight_statistics(parts: Any, gradients: dict[str, Tensor]) -> dict[str, float]:
+def weight_statistics(
+    parts: Mapping[str, Stateful], gradients: dict[str, Tensor]
+) -> dict[str, float]:
     """Mean, deviation and largest weight of every parameter, and the norm of its gradient."""
     row: dict[str, float] = {}
     for name, weight in _parameters(parts):
@@ -128,7 +127,7 @@ def weight_statistics(parts: Any, gradients: dict[str, Tensor]) -> dict[str, flo
     return row
 
 
-def named_gradients(parts: Any) -> dict[str, Tensor]:
+def named_gradients(parts: Mapping[str, Stateful]) -> dict[str, Tensor]:
     """The last gradient of every parameter that has one, whoever computed it."""
     found = {name: w.grad for name, w in _parameters(parts) if w.grad is not None}
     owners = {id(part): name for name, part in parts.items()}
@@ -141,7 +140,7 @@ def named_gradients(parts: Any) -> dict[str, Tensor]:
     return found
 
 
-def _parameters(parts: Any) -> Iterator[tuple[str, nn.Parameter]]:
+def _parameters(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, nn.Parameter]]:
     for part_name, network in networks(parts).items():
         for name, weight in network.named_parameters():
             if weight.numel():

@@ -8,10 +8,11 @@ from typing import Any
 
 from rl_lab.algorithms.base import VALUES
 from rl_lab.config.compose import compose
-from rl_lab.config.schema import RunConfig, config_hash, diff, to_tree
+from rl_lab.config.tree import config_hash, diff, to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.core.schedule import Schedule, in_steps
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree, fingerprint
 from rl_lab.display.sinks import Sinks
 from rl_lab.records.checkpoint import CheckpointStore
@@ -232,7 +233,7 @@ def _with_new_values(state: Tree, built: Mapping[str, Any], now: Mapping[str, An
     return {**state, "workflow": {**state["workflow"], VALUES: {**saved, **new}}}
 
 
-def _same(left: Any, right: Any) -> bool:
+def _same(left: object, right: object) -> bool:
     return fingerprint(left) == fingerprint(right)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.config.schema import to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.core.batch import Batch
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.state import Stateful, Tree, logs

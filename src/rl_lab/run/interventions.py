@@ -8,90 +8,20 @@ which is saved as a part of the workflow: options are computed from it and from 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rl_lab.algorithms.base import Workflow
 from rl_lab.core.errors import did_you_mean
-from rl_lab.core.options import option
 from rl_lab.core.schedule import Schedule, at
+from rl_lab.core.schema import ALGORITHM, AlgorithmConfig, Change, Intervention
 
 if TYPE_CHECKING:
     from rl_lab.run.orchestrator import Orchestrator
 
-BLOCK = "algorithm."
 
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """What happens to one option: exactly one of multiply, add and set."""
-
-    key: str = option("", "a float option of the algorithm, e.g. algorithm.learning_rate")
-    multiply: float | None = option(None, "times this; above 1 it needs a max")
-    add: float | None = option(None, "plus this; it needs a max, or a min if it is negative")
-    set: float | None = option(None, "to this value")
-    min: float | None = option(None, "never pushed below this")
-    max: float | None = option(None, "never pushed above this")
-
-    def __post_init__(self) -> None:
-        """Nothing may grow without limit: every value that can be reached is known before."""
-        if [self.multiply, self.add, self.set].count(None) != 2:
-            raise ValueError("multiply, add, set: an action needs exactly one of them")
-        if self.multiply is not None and self.multiply <= 0:
-            raise ValueError(f"multiply must be positive, got {self.multiply:g}")
-        rises = (self.multiply or 0) > 1 or (self.add or 0) > 0
-        if rises and self.max is None:
-            raise ValueError("max must be given where a value can grow without limit")
-        if (self.add or 0) < 0 and self.min is None:
-            raise ValueError("min must be given where a value can fall without limit")
-
-    @property
-    def name(self) -> str:
-        """The option within its block."""
-        return self.key.removeprefix(BLOCK)
-
-    def __call__(self, value: float) -> float:
-        """The value after it. A bound stops a push, and never pulls what is beyond it already."""
-        if self.set is not None:
-            return self.set
-        pushed = value * self.multiply if self.multiply is not None else value + (self.add or 0.0)
-        if self.min is not None and pushed < self.min:
-            pushed = min(value, self.min)
-        if self.max is not None and pushed > self.max:
-            pushed = max(value, self.max)
-        return pushed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intervention:
-    """One rule: which metric, how long it may stall, and what is done about it."""
-
-    metric: str = option("eval/return_mean", "the metric that should improve")
-    patience: int = option(3, "reports in a row without an improvement before it acts")
-    min_delta: float = option(0.0, "a smaller change is no improvement")
-    mode: Literal["max", "min"] = option("max", "whether more or less is better")
-    actions: list[Change] = option([], "what to change")
-    revert: bool = option(False, "take all of it back at the next improvement")
-    cooldown: int = option(0, "reports after it acted that do not count")
-
-    def __post_init__(self) -> None:
-        """Counts are natural numbers, and there is something to do."""
-        for name, least in {"patience": 1, "min_delta": 0, "cooldown": 0}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be {least} or more, got {getattr(self, name):g}")
-        if "/" not in self.metric:
-            raise ValueError(f"metric must be a full name like eval/return_mean: '{self.metric}'")
-        if not self.actions:
-            raise ValueError("actions must have at least one entry")
-
-    def improved(self, value: float, best: float | None) -> bool:
-        """Compared with the best so far."""
-        if best is None:
-            return True
-        gain = value - best if self.mode == "max" else best - value
-        return gain > self.min_delta
-
-
-def find_problems(rules: Sequence[Intervention], algorithm: Any) -> list[tuple[str, str]]:
+def find_problems(
+    rules: Sequence[Intervention], algorithm: AlgorithmConfig
+) -> list[tuple[str, str]]:
     """Path and message of everything that does not fit this algorithm."""
     found = []
     numbers = changeable(algorithm)
@@ -111,10 +41,10 @@ def find_problems(rules: Sequence[Intervention], algorithm: Any) -> list[tuple[s
     return found
 
 
-def changeable(algorithm: Any) -> dict[str, float | Schedule]:
+def changeable(algorithm: AlgorithmConfig) -> dict[str, float | Schedule]:
     """The options that every update reads anew: numbers and schedules of the algorithm's block."""
     live = [each.name for each in fields(algorithm) if not each.metadata.get("fixed")]
-    values = {f"{BLOCK}{name}": getattr(algorithm, name) for name in live}
+    values = {f"{ALGORITHM}{name}": getattr(algorithm, name) for name in live}
     return {key: each for key, each in values.items() if isinstance(each, (float, Schedule))}
 
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from rl_lab.algorithms.base import Workflow
 from rl_lab.collect.evaluate import Evaluation, Interrupted
-from rl_lab.config.schema import RunConfig
 from rl_lab.core.batch import Metrics
 from rl_lab.core.clock import Counters
 from rl_lab.core.errors import NonFiniteError, RunError
 from rl_lab.core.protocols import Buffer, Collector, VectorEnv
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.seeding import Streams, undisturbed
 from rl_lab.core.state import Stateful, Tree
 from rl_lab.display.sinks import Sinks

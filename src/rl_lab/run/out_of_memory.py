@@ -4,12 +4,12 @@ import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
-from rl_lab.config.schema import RunConfig, leaves, to_tree
+from rl_lab.config.tree import leaves, to_tree
 from rl_lab.core.errors import OutOfMemoryError
+from rl_lab.core.schema import RunConfig
 
 # What takes memory, the largest first; a minibatch shrinks when there are more of them.
 LARGE = [
@@ -61,11 +61,11 @@ def advice(config: RunConfig, error: BaseException) -> str:
     )
 
 
-def _takes_memory(value: Any) -> bool:
+def _takes_memory(value: object) -> bool:
     return bool(value) and not isinstance(value, bool | str)
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return f"{value:_}" if isinstance(value, int) else str(value)
 
 

@@ -3,25 +3,47 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from operator import ge, gt, le, lt
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
+from rl_lab.core.checker import Checker
 from rl_lab.core.errors import ConfigError, did_you_mean
+from rl_lab.core.options import Options, option
+from rl_lab.core.values import BadValueError, whole
 
-TYPES = ("online", "offline", "eval_only")
 DURATIONS = ("duration_steps", "duration_updates", "duration_cycles", "max_steps")
-KEYS = ("name", "type", "buffer", "hooks", "policy", "until", *DURATIONS)
 COMPARE = {">=": ge, "<=": le, ">": gt, "<": lt}
 CONDITION = re.compile(r"^\s*([\w/]+)\s*(>=|<=|>|<)\s*(-?[\d.]+(?:e-?\d+)?)\s*$")
 MOST_PHASES = 10_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class PhaseBlock(Options):
+    """One entry of `training.phases`, as written; further keys are for the algorithm."""
+
+    name: str = option("", "shown in logs")
+    type: Literal["online", "offline", "eval_only"] = option("online", "offline: plays nothing")
+    hooks: list[Any] = option([], "what is called in turn: collect, update …", not_empty=True)
+    buffer: str | None = option(None, "where updates take their data from")
+    policy: str | None = option(None, "a registered algorithm that collects instead")
+    until: str | None = option(None, "a condition that ends it: metric >= number")
+    duration_steps: int | None = option(None, "environment steps", low=1)
+    duration_updates: int | None = option(None, "updates", low=1)
+    duration_cycles: int | None = option(None, "passes through the hooks", low=1)
+    max_steps: int | None = option(
+        None, "environment steps after which `until` waits no more", low=1
+    )
+
+
+KEYS = tuple(each.name for each in fields(PhaseBlock))
+
+
 @dataclass(frozen=True)
 class PhaseDefinition:
-    """One phase, as written. A cycle is one pass through `hooks`."""
+    """One phase. A cycle is one pass through `hooks`."""
 
     name: str
     hooks: tuple[str, ...]  # repeated hooks are written out
@@ -292,41 +314,37 @@ def _flatten(blocks: Any, path: str, problems: list[str]) -> list[PhaseDefinitio
 
 def _parse(block: Mapping[str, Any], here: str, problems: list[str]) -> PhaseDefinition | None:
     block = {("hooks" if key == "workflow_hooks" else key): value for key, value in block.items()}
+    block.setdefault("name", f"phase_{here.rpartition('[')[2].rstrip(']')}")
     known = len(problems)
-    values: dict[str, Any] = {key: block[key] for key in ("buffer", "policy") if key in block}
-    values["name"] = str(block.get("name", f"phase_{here.rpartition('[')[2].rstrip(']')}"))
-    values["type"] = block.get("type", "online")
-    if values["type"] not in TYPES:
-        problems.append(f"{here}.type: must be one of {', '.join(TYPES)}, got '{values['type']}'")
-    values["hooks"] = _hooks(block.get("hooks"), here, problems)
-    if values["type"] == "offline" and "collect" in values["hooks"]:
-        problems.append(f"{here}: an offline phase does not collect; use type: online")
-    for key in DURATIONS:
-        if key in block:
-            values[key] = _count(block[key], f"{here}.{key}", problems)
-    if "until" in block:
-        match = CONDITION.match(str(block["until"]))
-        if match is None:
-            problems.append(
-                f"{here}.until: write `metric >= number`, for example 'eval/return_mean >= 475', "
-                f"got '{block['until']}'"
-            )
-        else:
-            values["until"] = (match[1], match[2], float(match[3]))
     extras = {key: value for key, value in block.items() if key not in KEYS}
     for key in extras:
         hint = did_you_mean(key, KEYS)
         if "did you mean" in hint:
             problems.append(f"{here}.{key}: unknown key{hint}")
+    checker = Checker()
+    own = checker.block(PhaseBlock, {key: block[key] for key in block if key in KEYS}, here)
+    if checker.problems:
+        problems += checker.problems
+        return None
+    values = dict(vars(own))
+    values["hooks"] = _hooks(values["hooks"], here, problems)
+    if values["type"] == "offline" and "collect" in values["hooks"]:
+        problems.append(f"{here}: an offline phase does not collect; use type: online")
+    if values["until"] is not None:
+        match = CONDITION.match(values["until"])
+        if match is None:
+            problems.append(
+                f"{here}.until: write `metric >= number`, for example 'eval/return_mean >= 475', "
+                f"got '{values['until']}'"
+            )
+        else:
+            values["until"] = (match[1], match[2], float(match[3]))
     if len(problems) > known:
         return None
     return PhaseDefinition(**values, extras=extras)
 
 
-def _hooks(hooks: Any, here: str, problems: list[str]) -> tuple[str, ...]:
-    if not isinstance(hooks, (list, tuple)) or not hooks:
-        problems.append(f"{here}.hooks: a phase needs a list of hooks, e.g. [collect, update]")
-        return ()
+def _hooks(hooks: Sequence[Any], here: str, problems: list[str]) -> tuple[str, ...]:
     written: list[str] = []
     for hook in hooks:
         if isinstance(hook, str):
@@ -339,15 +357,14 @@ def _hooks(hooks: Any, here: str, problems: list[str]) -> tuple[str, ...]:
     return tuple(written)
 
 
-def _count(value: Any, here: str, problems: list[str]) -> int | None:
+def _count(value: object, here: str, problems: list[str]) -> int | None:
     try:
-        number = float(str(value).replace("_", ""))
-    except ValueError:
-        number = -1.0
-    if number < 1 or number != int(number):
-        problems.append(f"{here}: must be a whole number of at least 1, got {value!r}")
-        return None
-    return int(number)
+        if (number := whole(value)) >= 1:
+            return number
+    except BadValueError:
+        pass
+    problems.append(f"{here}: must be a whole number of at least 1, got {value!r}")
+    return None
 
 
 def _endless(phases: Sequence[PhaseDefinition], path: str) -> list[str]:

@@ -7,9 +7,10 @@ from pathlib import Path
 from rl_lab.algorithms.base import Workflow
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import RunConfig, config_hash
+from rl_lab.config.tree import config_hash
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import WorkflowContext
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Stateful
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory, find_run

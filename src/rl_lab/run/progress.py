@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rl_lab.config.schema import RunConfig
 from rl_lab.core.clock import Every
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 
 PREFIXES = {"collect": "collect", "update_controller": "controller"}  # other hooks: train/
 

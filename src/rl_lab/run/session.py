@@ -15,12 +15,13 @@ from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.config.catalog import workflow_class
 from rl_lab.config.compose import compose
 from rl_lab.config.resolve import resolve
-from rl_lab.config.schema import RunConfig, config_hash, diff, to_tree, to_yaml, tree_hash
+from rl_lab.config.tree import config_hash, diff, to_tree, to_yaml, tree_hash
 from rl_lab.config.trust import dangers, require_trust
 from rl_lab.config.validate import validate
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, NonFiniteError, RunError, UserError
 from rl_lab.core.failure import located, whole_traceback
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree
 from rl_lab.display.sinks import Sink, Sinks, TensorBoardSink
 from rl_lab.display.wandb import WandbSink, choose_mode
@@ -140,8 +141,7 @@ def doubts(config: RunConfig) -> list[str]:
     """What is legal and probably not meant."""
     blocks = config.training.phases or workflow_class(config.algorithm).phases
     lines = never_reached(parse_phases(blocks), config.training.total_timesteps)
-    own: Callable[[RunConfig], list[str]] | None = getattr(config.algorithm, "warnings", None)
-    return [*lines, *(own(config) if own else [])]
+    return [*lines, *config.algorithm.warnings(config)]
 
 
 def resume(

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 
-from rl_lab.config.schema import RunConfig
+from rl_lab.core.schema import RunConfig
 from rl_lab.display.sinks import Sink
 from rl_lab.records.metrics import STEP, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory

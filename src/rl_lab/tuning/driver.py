@@ -204,7 +204,7 @@ class Driver:
     def _signals(self) -> Iterator[None]:
         """SIGTERM and Ctrl-C: the runs save, then this process ends."""
 
-        def stop(number: int, frame: Any) -> None:
+        def stop(number: int, frame: object) -> None:
             self.stopped = number
 
         before = {each: signal.signal(each, stop) for each in (signal.SIGINT, signal.SIGTERM)}
@@ -336,6 +336,6 @@ def show(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{names[key]}={short(value)}" for key, value in settings.items())
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A value of a setting, as it is shown."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -44,7 +44,7 @@ def names(text: str) -> list[str]:
     return [each.strip() for each in _NAME.findall(text)]
 
 
-def is_expression(value: Any) -> bool:
+def is_expression(value: object) -> bool:
     """Whether a value depends on others."""
     return isinstance(value, str) and _NAME.search(value) is not None
 

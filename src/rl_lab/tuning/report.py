@@ -121,7 +121,7 @@ def _markdown(sweep: Sweep, facts: Mapping[str, Any], pictures: Sequence[str]) -
     return "\n".join(lines) + "\n"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else json.dumps(value).strip('"')
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
-from rl_lab.config.values import read_number
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.core.values import read_number
 from rl_lab.tuning.expressions import evaluate, is_expression, names
 
 Settings = dict[str, Any]  # key -> value, of one trial
@@ -19,7 +19,7 @@ class Choice:
 
     values: tuple[Any, ...]
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         """Whether it is one of them."""
         return value in self.values
 
@@ -141,7 +141,7 @@ def parse_space(
     return Space(dimensions, derived, constraints, starts)
 
 
-def parse_dimension(value: Any) -> Dimension:
+def parse_dimension(value: object) -> Dimension:
     """A list, `{values: […]}`, `{min, max, log, step}`, or the same in the words of W&B."""
     if isinstance(value, list):
         if not value:
@@ -181,7 +181,7 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
     return {key: end if taken.count(end) == 1 else key for key, end in ends.items()}
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     """Text that is a number is a number, as everywhere in a configuration."""
     if isinstance(value, list):
         return [_number(each) for each in value]

@@ -19,13 +19,13 @@ from typing import Any, Literal
 import yaml
 
 from rl_lab.config.presets import find_file, search_folders
+from rl_lab.core.checker import check
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
+from rl_lab.core.options import Options, option, section
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
 
 Method = Literal["grid", "random", "tpe", "cmaes", "gp"]
-METHODS = ("grid", "random", "tpe", "cmaes", "gp")
-PRUNERS = ("none", "asha", "hyperband", "median")
 OWN = ("experiment.name", "experiment.seed", "experiment.tags")  # set by the sweep itself
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")  # the runs' folders are found by it
 _WANDB = {"grid": "grid", "random": "random", "bayes": "tpe"}
@@ -33,59 +33,52 @@ _WANDB_ONLY = ("program", "command", "project", "entity", "run_cap", "early_term
 
 
 @dataclass(frozen=True, kw_only=True)
-class Objective:
+class Objective(Options):
     """What makes a trial better than another."""
 
-    metric: str = "eval/return_mean"
-    direction: Literal["max", "min"] = "max"
-    of: Literal["last", "best"] = "last"  # which value of a run
-    across: Literal["mean", "iqm"] = "mean"  # seeds
+    metric: str = option("eval/return_mean", "a metric, or reward or loss")
+    direction: Literal["max", "min"] = option("max", "whether more or less is better")
+    of: Literal["last", "best"] = option("last", "which value of a run")
+    across: Literal["mean", "iqm"] = option("mean", "how the values of several seeds become one")
 
     def __post_init__(self) -> None:
-        """Names that mean something."""
+        """`reward` and `loss` stand for the main metrics."""
+        super().__post_init__()
         object.__setattr__(self, "metric", MAIN_METRICS.get(self.metric, (self.metric,))[0])
-        for name, allowed in (
-            ("direction", ("max", "min")),
-            ("of", ("last", "best")),
-            ("across", ("mean", "iqm")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"objective.{name} must be {' or '.join(allowed)}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class SweepOptions(Options):
+    """How trials are chosen, run and compared."""
+
+    name: str = option("", "begins the names of the runs", not_empty=True)
+    method: Method = option("grid", "how settings are chosen")
+    trials: int | None = option(None, "how many settings; null: all points of a grid", low=1)
+    objective: Objective = section(Objective, "what makes a trial better than another")
+    pruner: Literal["none", "asha", "hyperband", "median"] = option(
+        "none", "which trials end early"
+    )
+    grace_steps: int = option(0, "environment steps before which no trial ends early", low=0)
+    parallel_jobs: int = option(1, "trials at a time", low=1)
+    threads: int = option(1, "torch threads of each job", low=1)
+    seed: int = option(0, "seed of the search itself", low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(SweepOptions):
     """A sweep file, checked."""
 
-    name: str
     base_config: str
     space: Space
-    method: str = "grid"
-    trials: int | None = None  # None: all points of a grid
     seeds: tuple[int, ...] = (0,)
     fixed: Mapping[str, Any] = field(default_factory=dict)  # overrides of every trial
-    objective: Objective = field(default_factory=Objective)
-    pruner: str = "none"
-    grace_steps: int = 0  # before which no pruner looks
-    parallel_jobs: int = 1
-    threads: int = 1  # of each job
-    seed: int = 0  # of the search itself
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work, before anything runs."""
+        """Refuse what does not go together, before anything runs."""
+        super().__post_init__()
         problems = []
-        if self.method not in METHODS:
-            problems.append(f"method: '{self.method}'{did_you_mean(self.method, METHODS)}")
-        if self.pruner not in PRUNERS:
-            problems.append(f"pruner: '{self.pruner}'{did_you_mean(self.pruner, PRUNERS)}")
         if self.method != "grid" and self.trials is None:
             problems.append(f"trials: say how many, {self.method} has no end of its own")
-        for name in ("trials", "parallel_jobs", "threads"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                problems.append(f"{name}: must be a whole number, 1 or more, got {value!r}")
-        if not isinstance(self.grace_steps, int) or self.grace_steps < 0:
-            problems.append(f"grace_steps: must be 0 or more, got {self.grace_steps!r}")
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             problems.append(f"seeds: must be different, and at least one, got {list(self.seeds)}")
         if not _NAME.fullmatch(self.name):
@@ -139,11 +132,15 @@ def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None
     listed = all(isinstance(each, Choice) or each.grid for each in space.dimensions.values())
     words.setdefault("method", "grid" if listed and words.get("trials") is None else "tpe")
     seeds = words.get("seeds", 1)
-    words["seeds"] = tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds)
-    words["objective"] = Objective(**(words.get("objective") or {}))
-    words["fixed"] = words.get("fixed") or {}
-    words["base_config"] = _located(str(start), folder)
-    return Sweep(space=space, **words)
+    own = {each.name for each in fields(SweepOptions)}
+    options = check(SweepOptions, {key: words[key] for key in words if key in own})
+    return Sweep(
+        **vars(options),
+        base_config=_located(str(start), folder),
+        space=space,
+        seeds=tuple(range(1, seeds + 1)) if isinstance(seeds, int) else tuple(seeds),
+        fixed=words.get("fixed") or {},
+    )
 
 
 def _shipped(path: Path) -> Path:

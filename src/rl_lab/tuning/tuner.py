@@ -288,7 +288,7 @@ def _distribution(dimension: Dimension) -> Any:
     return found.FloatDistribution(dimension.low, dimension.high, dimension.log, dimension.step)
 
 
-def _label(value: Any) -> Any:
+def _label(value: object) -> Any:
     """A choice as Optuna can keep and show it."""
     simple = value is None or isinstance(value, bool | int | float | str)
     return value if simple else json.dumps(value)

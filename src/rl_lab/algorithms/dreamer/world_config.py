@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from rl_lab.core.options import option
-from rl_lab.networks.mlp import Activation, Norm
+from rl_lab.core.schema import Activation
+from rl_lab.networks.mlp import Norm
 
 Convolutions = Literal["strided", "pooled"]
 

@@ -1,1 +1,1 @@
-"""Keys of the earlier projects, renamed when such a file is loaded."""
+"""Spellings of earlier projects: their keys, and their files with one block per variant."""

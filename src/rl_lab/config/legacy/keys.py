@@ -158,7 +158,7 @@ class _Move:
             self.drop(parent)
         return value
 
-    def put(self, path: str, value: Any) -> None:
+    def put(self, path: str, value: object) -> None:
         """Write a value, making the blocks around it."""
         *parents, key = path.split(".")
         here = self.tree
@@ -307,7 +307,7 @@ def _schedules(move: _Move) -> None:
             move.origins |= {f"{target}.{key}": origin for key in known}
 
 
-def _points(value: Any, num_envs: int) -> Any:
+def _points(value: object, num_envs: int) -> Any:
     """A share of the run stays one; vector steps become environment steps."""
     number = _number(value)
     return value if number is None or number <= 1 else number * num_envs
@@ -336,7 +336,7 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _whole(value: Any) -> int | None:
+def _whole(value: object) -> int | None:
     number = _number(value)
     return None if number is None else int(number)
 

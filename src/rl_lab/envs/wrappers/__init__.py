@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 
 from rl_lab.core import registry
+from rl_lab.core.checker import arguments_class, check
 from rl_lab.core.errors import UserError
 from rl_lab.envs.wrappers.action import ActionRemap, RescaleAction, StickyActions
 from rl_lab.envs.wrappers.discrete import (
@@ -83,14 +84,18 @@ def _load(block: WrapperBlock) -> tuple[Any, dict[str, Any]]:
         )
     arguments = {key: value for key, value in block.items() if key != "id"}
     wrapper = registry.get("wrapper", block["id"])
+    parameters = inspect.signature(wrapper).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):  # it reads them itself
+        return wrapper, arguments
     try:
-        inspect.signature(wrapper).bind(None, **arguments)
-    except TypeError as error:
+        checked = check(arguments_class(wrapper), arguments)
+    except UserError as error:
         raise _refused(block["id"], wrapper, error) from error
-    return wrapper, arguments
+    return wrapper, {key: getattr(checked, key) for key in arguments}
 
 
 def _refused(id: str, wrapper: Any, error: Exception) -> UserError:
     """What a wrapper did not like, and what it takes."""
     parameters = ", ".join(list(inspect.signature(wrapper).parameters)[1:]) or "no arguments"
-    return UserError(f"wrapper {id}: {error}; it takes: {parameters}")
+    problems = ", ".join(str(error).splitlines())
+    return UserError(f"wrapper {id}: {problems}; it takes: {parameters}")

@@ -5,7 +5,7 @@ There is no ClipAction: the vector clips every continuous action to the bounds o
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +14,7 @@ from gymnasium import spaces
 from rl_lab.core import registry, seeding
 from rl_lab.core.batch import ACTION_MASK, Array
 from rl_lab.core.errors import UserError
+from rl_lab.core.options import limits
 from rl_lab.envs.wrappers import arguments
 
 OBSERVATION = "observation"  # the name of what was the whole observation before
@@ -27,11 +28,11 @@ class StickyActions(gym.Wrapper[Any, Any, Any, Any]):
     the seed of the environment: it is saved with it, and does not disturb the environment's.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], probability: float = 0.25) -> None:
+    def __init__(
+        self, env: gym.Env[Any, Any], probability: Annotated[float, limits(low=0, high=1)] = 0.25
+    ) -> None:
         super().__init__(env)
-        self.probability = arguments.number(probability, "probability")
-        if not 0 <= self.probability <= 1:
-            raise UserError(f"probability must lie between 0 and 1, got {probability!r}")
+        self.probability = probability
         self.random = np.random.default_rng()
         self.last_action: Any = None
 
@@ -44,7 +45,7 @@ class StickyActions(gym.Wrapper[Any, Any, Any, Any]):
         self.last_action = None
         return self.env.reset(seed=seed, options=options)
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """One step, with this action or with the last one that was executed."""
         if self.last_action is not None and self.random.random() < self.probability:
             action = self.last_action
@@ -78,11 +79,11 @@ class ActionRemap(gym.ActionWrapper[Any, Any, Any]):
     whole vector.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], actions: Sequence[Any]) -> None:
+    def __init__(
+        self, env: gym.Env[Any, Any], actions: Annotated[Sequence[Any], limits(not_empty=True)]
+    ) -> None:
         super().__init__(env)
-        self.actions = [
-            _legal(env.action_space, each) for each in arguments.listed(actions, "actions")
-        ]
+        self.actions = [_legal(env.action_space, each) for each in actions]
         self.action_space = spaces.Discrete(len(self.actions))
 
     def action(self, action: int | np.integer[Any]) -> Any:
@@ -119,7 +120,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         obs, info = self.env.reset(seed=seed, options=options)
         return self._with_mask(obs, info, ended=False), info
 
-    def step(self, action: Any) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[dict[str, Any], Any, bool, bool, dict[str, Any]]:
         """One step, and what is legal after it."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         shown = self._with_mask(obs, info, ended=terminated or truncated)
@@ -142,7 +143,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         return {**own, ACTION_MASK: mask.astype(np.int8)}
 
 
-def _legal(space: spaces.Space[Any], written: Any) -> Any:
+def _legal(space: spaces.Space[Any], written: object) -> Any:
     """An action as the space wants it, or a `UserError` if it is none."""
     if isinstance(space, spaces.Discrete):
         found: Any = written

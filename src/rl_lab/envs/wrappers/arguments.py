@@ -3,7 +3,6 @@
 The messages name no wrapper: `wrap` puts its name in front and its parameters behind.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,45 +14,13 @@ from numpy.typing import NDArray
 from rl_lab.core.errors import UserError
 
 
-def whole(value: Any, name: str, *, least: int) -> int:
-    """An integer that is not too small."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name} must be a whole number of at least {least}, got {value!r}")
-    return value
-
-
-def number(value: Any, name: str) -> float:
-    """A finite number; text that reads as one counts, because YAML takes `1e-3` for text."""
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        found = math.nan
-    if not math.isfinite(found):
-        raise UserError(f"{name} must be a number, got {value!r}")
-    return found
-
-
-def flag(value: Any, name: str) -> bool:
-    """True or false, nothing that only looks like it."""
-    if not isinstance(value, bool):
-        raise UserError(f"{name} must be true or false, got {value!r}")
-    return value
-
-
-def listed(value: Any, name: str) -> list[Any]:
-    """A list with something in it."""
-    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
-        raise UserError(f"{name} must be a list, got {value!r}")
-    return list(value)
-
-
-def numbers(value: Any, name: str, size: int) -> NDArray[np.float64]:
+def numbers(value: float | Sequence[float], name: str, size: int) -> NDArray[np.float64]:
     """One number for all of `size` components, or a list with one for each."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        return np.full(size, number(value, name))
+    if not isinstance(value, Sequence):
+        return np.full(size, value, np.float64)
     if len(value) != size:
         raise UserError(f"{name} must be one number or a list of {size}, got {len(value)} of them")
-    return np.array([number(each, f"{name}[{index}]") for index, each in enumerate(value)])
+    return np.array(value, np.float64)
 
 
 def box(env: gym.Env[Any, Any]) -> spaces.Box:

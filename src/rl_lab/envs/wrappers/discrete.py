@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from rl_lab.core import registry
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError, did_you_mean
+from rl_lab.core.options import limits
 from rl_lab.envs.wrappers import arguments
 
-Bins = int | Sequence[int]
+Bins = Annotated[int | Sequence[int], limits(low=1, not_empty=True)]
 Bounds = float | Sequence[float] | None
 
 
@@ -27,13 +28,13 @@ class Grid:
     high: NDArray[np.float64]
 
     @classmethod
-    def over(cls, space: spaces.Box, bins: Any, low: Any, high: Any) -> "Grid":
+    def over(cls, space: spaces.Box, bins: Bins, low: Bounds, high: Bounds) -> "Grid":
         """The grid that a user asked for; without `low` and `high`, the bounds of the space."""
         size = int(np.prod(space.shape))
-        counts = bins if isinstance(bins, Sequence) and not isinstance(bins, str) else [bins] * size
+        counts = [bins] * size if isinstance(bins, int) else bins
         if len(counts) != size:
             raise UserError(f"bins must be one number or a list of {size}, got {len(counts)}")
-        cells = np.array([arguments.whole(each, "bins", least=1) for each in counts])
+        cells = np.array(counts, np.int64)
         bottom = space.low.reshape(-1) if low is None else arguments.numbers(low, "low", size)
         top = space.high.reshape(-1) if high is None else arguments.numbers(high, "high", size)
         bottom, top = bottom.astype(np.float64), top.astype(np.float64)
@@ -79,7 +80,7 @@ class DiscretizeObservation(gym.ObservationWrapper[Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.grid = Grid.over(arguments.box(env), bins, low, high)
-        self.joint = arguments.flag(joint, "joint")
+        self.joint = joint
         if self.joint and self.grid.cells > 2**31:
             raise UserError(f"{self.grid.cells} cells are too many: fewer bins, or joint: false")
         self.observation_space = (
@@ -102,7 +103,7 @@ class OneHotObservation(gym.ObservationWrapper[Any, Any, Any]):
             raise UserError(f"needs a Discrete observation, got {arguments.said(space)}")
         self.observation_space = spaces.Box(0, 1, (spaces.flatdim(space),), np.float32)
 
-    def observation(self, observation: Any) -> Array:
+    def observation(self, observation: object) -> Array:
         """As float32, which is what networks eat."""
         return np.asarray(spaces.flatten(self.env.observation_space, observation), np.float32)
 

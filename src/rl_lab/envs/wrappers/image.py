@@ -1,7 +1,7 @@
 """Wrappers of image observations, rows first (H, W, C) or channels first (C, H, W)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from rl_lab.core import registry
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
+from rl_lab.core.options import limits
 from rl_lab.envs.spaces import channel_axis
 from rl_lab.envs.wrappers import arguments
 
+Pixels = Annotated[int, limits(low=0)]
 _LUMA = (299, 587, 114)  # thousandths of red, green and blue (ITU-R BT.601)
 
 
@@ -25,7 +27,7 @@ class Grayscale(gym.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any], keep_channel: bool = False) -> None:
         super().__init__(env)
-        self.keep_channel = arguments.flag(keep_channel, "keep_channel")
+        self.keep_channel = keep_channel
         space = env.observation_space
         shape = tuple(space.shape or ())
         if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) != 3:
@@ -49,20 +51,23 @@ class Crop(gym.ObservationWrapper[Any, Any, Any]):
     """Cuts rows and columns off an image: `bottom: 12` takes the bar away from CarRacing."""
 
     def __init__(
-        self, env: gym.Env[Any, Any], top: int = 0, bottom: int = 0, left: int = 0, right: int = 0
+        self,
+        env: gym.Env[Any, Any],
+        top: Pixels = 0,
+        bottom: Pixels = 0,
+        left: Pixels = 0,
+        right: Pixels = 0,
     ) -> None:
         super().__init__(env)
         space = arguments.box(env)
         if len(space.shape) not in (2, 3):
             raise UserError(f"needs an image, got {arguments.said(space)}")
-        sides = {"top": top, "bottom": bottom, "left": left, "right": right}
-        cut = {name: arguments.whole(each, name, least=0) for name, each in sides.items()}
         self.first_channel = len(space.shape) == 3 and channel_axis(space.shape) == 0
         rows, columns = space.shape[1:] if self.first_channel else space.shape[:2]
-        if cut["top"] + cut["bottom"] >= rows or cut["left"] + cut["right"] >= columns:
+        if top + bottom >= rows or left + right >= columns:
             raise UserError(f"nothing is left of an image with {rows} rows, {columns} columns")
-        self.top, self.bottom = cut["top"], rows - cut["bottom"]
-        self.left, self.right = cut["left"], columns - cut["right"]
+        self.top, self.bottom = top, rows - bottom
+        self.left, self.right = left, columns - right
         low, high = self._inner(space.low), self._inner(space.high)
         self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
 
@@ -83,15 +88,19 @@ class Resize(gym.ObservationWrapper[Any, Any, Any]):
     Plain numpy, so the pixels do not depend on which image library is installed.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], size: int | Sequence[int] = 84) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        size: Annotated[int | Sequence[int], limits(low=1, not_empty=True)] = 84,
+    ) -> None:
         super().__init__(env)
         space = arguments.box(env)
         if len(space.shape) not in (2, 3):
             raise UserError(f"needs an image, got {arguments.said(space)}")
-        wanted = [size, size] if isinstance(size, int) else arguments.listed(size, "size")
+        wanted = [size, size] if isinstance(size, int) else list(size)
         if len(wanted) != 2:
             raise UserError(f"size must be a number or [height, width], got {size!r}")
-        height, width = (arguments.whole(each, "size", least=1) for each in wanted)
+        height, width = wanted
         self.first_channel = len(space.shape) == 3 and channel_axis(space.shape) == 0
         rows, columns = space.shape[1:] if self.first_channel else space.shape[:2]
         self.rows, self.columns = _coverage(rows, height), _coverage(columns, width)

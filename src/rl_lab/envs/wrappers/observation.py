@@ -21,8 +21,8 @@ class MaskObservation(gym.ObservationWrapper[Any, Any, Any]):
         space = arguments.vector(env)
         size = space.shape[0]
         for index in indices:
-            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
-                raise UserError(f"index {index!r} is not one of 0 … {size - 1}")
+            if not 0 <= index < size:
+                raise UserError(f"index {index} is not one of 0 … {size - 1}")
         self.indices = list(indices)
         low, high = space.low.copy(), space.high.copy()
         low[self.indices] = high[self.indices] = 0

@@ -29,14 +29,12 @@ class RewardShape(gym.RewardWrapper[Any, Any]):
         clip: Sequence[float] | None = None,
     ) -> None:
         super().__init__(env)
-        self.scale = arguments.number(scale, "scale")
-        self.offset = arguments.number(offset, "offset")
+        self.scale, self.offset = scale, offset
         self.low, self.high = -np.inf, np.inf
         if clip is not None:
-            bounds = [arguments.number(each, "clip") for each in arguments.listed(clip, "clip")]
-            if len(bounds) != 2 or bounds[0] >= bounds[1]:
+            if len(clip) != 2 or clip[0] >= clip[1]:
                 raise UserError(f"clip must be [low, high], got {clip!r}")
-            self.low, self.high = bounds
+            self.low, self.high = clip
 
     def reward(self, reward: Any) -> float:
         """What the learner gets."""
@@ -62,7 +60,7 @@ class CountBonus(gym.Wrapper[Any, Any, Any, Any]):
         high: Bounds = None,
     ) -> None:
         super().__init__(env)
-        self.scale = arguments.number(scale, "scale")
+        self.scale = scale
         space = env.observation_space
         self.grid: Grid | None = None
         if isinstance(space, spaces.Discrete):
@@ -76,7 +74,7 @@ class CountBonus(gym.Wrapper[Any, Any, Any, Any]):
             raise UserError(f"{cells} cells are too many: use fewer bins (at most {MOST_CELLS})")
         self.counts = np.zeros(cells, np.int64)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step; the state that it reaches is counted first."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         cell = int(obs) - self.start if self.grid is None else self.grid.cell(obs)

@@ -1,6 +1,6 @@
 """Wrappers of how an episode begins."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -8,6 +8,7 @@ from gymnasium import spaces
 
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError
+from rl_lab.core.options import limits
 from rl_lab.envs.wrappers import arguments
 
 
@@ -19,9 +20,9 @@ class SkipStart(gym.Wrapper[Any, Any, Any, Any]):
     them. An episode that ends in them begins anew, and is shown from its first frame.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], steps: int = 50) -> None:
+    def __init__(self, env: gym.Env[Any, Any], steps: Annotated[int, limits(low=0)] = 50) -> None:
         super().__init__(env)
-        self.steps = arguments.whole(steps, "steps", least=0)
+        self.steps = steps
         space = env.action_space
         if not isinstance(space, spaces.Box | spaces.Discrete):
             raise UserError(f"needs Box or Discrete actions, got {arguments.said(space)}")

@@ -1,7 +1,7 @@
 """Wrappers of time: several frames seen at once, several steps per decision, how late it is."""
 
 from collections import deque
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
@@ -10,6 +10,7 @@ from gymnasium import spaces
 from rl_lab.core import registry
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
+from rl_lab.core.options import limits
 from rl_lab.envs.spaces import channel_axis
 from rl_lab.envs.wrappers import arguments
 
@@ -24,9 +25,9 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
 
     # Gymnasium's own keeps references: an environment that reuses its array would change the past.
 
-    def __init__(self, env: gym.Env[Any, Any], frames: int = 4) -> None:
+    def __init__(self, env: gym.Env[Any, Any], frames: Annotated[int, limits(low=1)] = 4) -> None:
         super().__init__(env)
-        self.stack_size = count = arguments.whole(frames, "frames", least=1)
+        self.stack_size = count = frames
         space = env.observation_space
         if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
             raise UserError(
@@ -49,7 +50,7 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
         self.frames.extend([np.array(obs)] * (self.frames.maxlen or 1))
         return self._stacked(), info
 
-    def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
         """One step; the oldest frame leaves."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.frames.append(np.array(obs))
@@ -71,14 +72,20 @@ class FrameSkip(gym.Wrapper[Any, Any, Any, Any]):
 
     # Gymnasium's own shows frames of an earlier decision when an episode ends within a skip.
 
-    def __init__(self, env: gym.Env[Any, Any], skip: int = 4, max_pool: bool = False) -> None:
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        skip: Annotated[int, limits(low=1)] = 4,
+        max_pool: bool = False,
+    ) -> None:
         super().__init__(env)
-        self.max_pool = arguments.flag(max_pool, "max_pool")
-        self.skip = arguments.whole(skip, "skip", least=2 if self.max_pool else 1)
+        if max_pool and skip < 2:
+            raise UserError(f"skip must be at least 2 with max_pool, got {skip}")
+        self.skip, self.max_pool = skip, max_pool
         if self.max_pool:
             arguments.box(env)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One decision."""
         total, previous = 0.0, None
         for index in range(self.skip):
@@ -96,8 +103,8 @@ class FrameSkip(gym.Wrapper[Any, Any, Any, Any]):
 class ActionRepeat(gym.wrappers.RepeatAction[Any, Any]):
     """Takes every action `times` times and sums the rewards; an episode's end stops it."""
 
-    def __init__(self, env: gym.Env[Any, Any], times: int = 2) -> None:
-        super().__init__(env, arguments.whole(times, "times", least=1))
+    def __init__(self, env: gym.Env[Any, Any], times: Annotated[int, limits(low=1)] = 2) -> None:
+        super().__init__(env, times)
 
 
 @registry.register("wrapper", "TimeAware")

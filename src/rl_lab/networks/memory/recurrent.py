@@ -10,29 +10,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rl_lab.core.options import option
+from rl_lab.core.options import Options, option
 
 State = dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoMemoryConfig:
+class NoMemoryConfig(Options):
     """Nothing to choose."""
 
     type: str = option("none", "no memory: each observation is judged by itself")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentConfig:
+class RecurrentConfig(Options):
     """Size of a recurrent memory."""
 
     type: str = option("gru", "lstm or gru")
-    hidden_dim: int = option(64, "width of the recurrent state")
-
-    def __post_init__(self) -> None:
-        """A state needs a width."""
-        if self.hidden_dim < 1:
-            raise ValueError(f"hidden_dim must be at least 1, got {self.hidden_dim}")
+    hidden_dim: int = option(64, "width of the recurrent state", low=1)
 
 
 class NoMemory(nn.Module):

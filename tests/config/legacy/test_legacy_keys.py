@@ -7,7 +7,7 @@ import pytest
 
 from rl_lab.config.compose import Composed, compose
 from rl_lab.config.legacy.keys import RENAMED, new_name, upgrade
-from rl_lab.config.schema import to_tree
+from rl_lab.config.tree import to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import ConfigError, UserError
 from seed_files import MASTER, SOLVER

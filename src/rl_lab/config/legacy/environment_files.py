@@ -1,4 +1,4 @@
-"""One file for an environment: fields that all variants share, then one block per variant.
+"""Files of an earlier solver: one per environment, with one block per variant.
 
 env_id: CartPole-v1          # shared, as what stands under `_base`
 _base: &base {n_envs: 8}
@@ -14,8 +14,8 @@ import yaml
 
 from rl_lab.config.documents import COMMAND_LINE, Origins, forget, lines, read_document
 from rl_lab.config.legacy.keys import RENAMED
-from rl_lab.config.schema import RunConfig
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 
 FOLDER = "environments"  # of such files, in a config folder
 BASE = "_base"
