@@ -452,7 +452,7 @@ def test_the_pure_policy_is_the_policy(tiny):
         ({"epsilon": 1.5}, "epsilon must be in"),
         ({"epsilon": -0.1}, "epsilon must be in"),
         ({"target_rate": 2.0}, "target_rate must be in"),
-        ({"target_rate": 0.0}, "target_rate must be positive"),
+        ({"target_rate": 0.0}, r"target_rate must be in \(0, 1\]"),
         ({"target_every": 0}, "target_every must be at least 1"),
         ({"n_step": 0}, "n_step must be at least 1"),
     ],

@@ -27,8 +27,6 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
-    require_chances,
-    require_positive,
     sample_minibatches,
     step_sizes,
     update_priorities,
@@ -94,6 +92,8 @@ class DQNConfig(TransitionConfig):
         "auto",
         "chance of a random action, 0 in evaluations; auto: from 1 to 0.05 in the first fifth of "
         "the run, or 0 if `noisy`",
+        low=0,
+        high=1,
     )
     double: bool = option(True, "the network chooses the next action, its target judges it")
     dueling: bool = option(False, "state value and advantages as two heads")
@@ -101,30 +101,29 @@ class DQNConfig(TransitionConfig):
     distribution: ValueDistribution = option(
         "none", "of returns: none (only their mean), c51 (fixed atoms) or quantile (QR-DQN)"
     )
-    atoms: int = option(51, "c51: values that a return may have, equally far from each other")
+    atoms: int = option(
+        51, "c51: values that a return may have, equally far from each other", low=2
+    )
     value_range: list[float] = option(
         [-10.0, 10.0], "c51: the first atom and the last one", fixed=True
     )
-    quantiles: int = option(50, "quantile: how many; 200 in the paper, for Atari")
+    quantiles: int = option(50, "quantile: how many; 200 in the paper, for Atari", low=1)
     noisy: bool = option(False, "layers of the heads have learned noise, which explores")
-    target_every: int = option(500, "gradient steps between two moves of the target network")
-    target_rate: float = option(1.0, "how far it moves then: 1 copies, 0.005 follows slowly")
+    target_every: int = option(500, "gradient steps between two moves of the target network", low=1)
+    target_rate: float = option(
+        1.0, "how far it moves then: 1 copies, 0.005 follows slowly", above=0, high=1
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
         if self.epsilon == "auto":  # decided here, so that a saved configuration says it
             object.__setattr__(self, EPSILON, 0.0 if self.noisy else DEFAULT_EPSILON)
-        for name, least in (("target_every", 1), ("atoms", 2), ("quantiles", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         ends = self.value_range
         if len(ends) != 2 or not -math.inf < ends[0] < ends[1] < math.inf:
             raise ValueError(f"value_range must be [low, high] with low < high, got {ends}")
         if self.distribution != "none" and not self.huber:
             raise ValueError("huber must be true with a distribution, which has a loss of its own")
-        require_chances(self, EPSILON, "target_rate")
-        require_positive(self, "target_rate")
 
     @property
     def count(self) -> int:

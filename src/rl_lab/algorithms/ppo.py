@@ -37,7 +37,7 @@ from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
 from rl_lab.core.tree import as_arrays, map_leaves
@@ -52,27 +52,37 @@ OLD_VALUE, ADVANTAGE, RETURN = "old_value", "advantage", "return"
 class PPOConfig(AlgorithmConfig):
     """Hyperparameters of PPO. Any float may be a schedule."""
 
-    rollout_steps: int = option(128, "vector steps per rollout (T)")
-    epochs: int = option(4, "passes over each rollout")
-    minibatches: int | None = option(None, "minibatches per epoch (4 if batch_size is not given)")
+    rollout_steps: int = option(128, "vector steps per rollout (T)", low=1)
+    epochs: int = option(4, "passes over each rollout", low=1)
+    minibatches: int | None = option(
+        None, "minibatches per epoch (4 if batch_size is not given)", low=1
+    )
     batch_size: int | float | None = option(
-        None, "rows per minibatch; (0, 1] is a share of the rollout; instead of minibatches"
+        None,
+        "rows per minibatch; (0, 1] is a share of the rollout; instead of minibatches",
+        above=0,
     )
     sequence_length: int | None = option(
-        None, "with a memory: steps that gradients flow through (default: the whole rollout)"
+        None, "with a memory: steps that gradients flow through (default: the whole rollout)", low=1
     )
-    learning_rate: float = option(3e-4, "step size of the optimiser")
+    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
     learning_rates: dict[str, float] = option(
-        {}, "other step sizes by parameter name pattern, e.g. {'critic*': 1e-3}"
+        {}, "other step sizes by parameter name pattern, e.g. {'critic*': 1e-3}", low=0
     )
-    gamma: float = option(0.99, "discount factor")
-    gae_lambda: float = option(0.95, "GAE's bias-variance trade-off; 1 is Monte Carlo")
-    clip_range: float = option(0.2, "how far the probability ratio may move")
-    value_clip: float | None = option(None, "how far a value may move per update (off if null)")
+    gamma: float = option(0.99, "discount factor", low=0, high=1)
+    gae_lambda: float = option(
+        0.95, "GAE's bias-variance trade-off; 1 is Monte Carlo", low=0, high=1
+    )
+    clip_range: float = option(0.2, "how far the probability ratio may move", above=0)
+    value_clip: float | None = option(
+        None, "how far a value may move per update (off if null)", above=0
+    )
     value_coefficient: float = option(0.5, "weight of the value loss")
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
-    max_grad_norm: float = option(0.5, "largest norm of a gradient")
-    target_kl: float | None = option(None, "stop a rollout's updates beyond this KL (off if null)")
+    max_grad_norm: float = option(0.5, "largest norm of a gradient", above=0)
+    target_kl: float | None = option(
+        None, "stop a rollout's updates beyond this KL (off if null)", above=0
+    )
     normalize_advantages: Literal["batch", "rollout", "off"] = option(
         "batch", "centre and scale advantages per minibatch, per rollout, or not"
     )
@@ -81,19 +91,6 @@ class PPOConfig(AlgorithmConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
-        for name in ("rollout_steps", "epochs", "minibatches", "sequence_length"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
-        for name in ("gamma", "gae_lambda"):
-            low, high = extremes(getattr(self, name))
-            if not 0.0 <= low <= high <= 1.0:
-                bad = low if low < 0 else high
-                raise ValueError(f"{name} must be in [0, 1], got {bad:g}")
-        for name in ("learning_rate", "clip_range", "max_grad_norm", "value_clip", "target_kl"):
-            value = getattr(self, name)
-            if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
-                raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
         if self.minibatches is not None and self.batch_size is not None:
             raise ValueError("give minibatches or batch_size, not both")
 

@@ -34,8 +34,6 @@ from rl_lab.algorithms.replay import (
     ReplayConfig,
     averages,
     minibatches,
-    require_chances,
-    require_positive,
     step_sizes,
     window_problems,
 )
@@ -81,27 +79,28 @@ class R2D2Config(ReplayConfig):
     keeps_states: ClassVar[bool] = True
     warms_up: ClassVar[bool] = True
     batch_size: int = option(32, "sequences of one gradient step")
-    batch_length: int = option(32, "frames of each sequence, with those that warm the memory up")
+    batch_length: int = option(
+        32, "frames of each sequence, with those that warm the memory up", low=2
+    )
     replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
     train_every: int = option(4, "vector steps between updates")
-    learning_rate: float = option(3e-4, "step size of the optimiser")
-    n_step: int = option(5, "rewards in a row before the bootstrap")
-    epsilon: float = option(DEFAULT_EPSILON, "chance of a random action, 0 in evaluations")
+    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    n_step: int = option(5, "rewards in a row before the bootstrap", low=1)
+    epsilon: float = option(
+        DEFAULT_EPSILON, "chance of a random action, 0 in evaluations", low=0, high=1
+    )
     double: bool = option(True, "the network chooses the next action, its target judges it")
     dueling: bool = option(True, "state value and advantages as two heads")
     rescale: bool = option(True, "learn roots of values: large returns do not drown small ones")
     huber: bool = option(False, "errors beyond 1 count linearly; if not, half their square always")
-    target_every: int = option(500, "gradient steps between two moves of the target network")
-    target_rate: float = option(1.0, "how far it moves then: 1 copies, 0.005 follows slowly")
+    target_every: int = option(500, "gradient steps between two moves of the target network", low=1)
+    target_rate: float = option(
+        1.0, "how far it moves then: 1 copies, 0.005 follows slowly", above=0, high=1
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
-        require_positive(self, "learning_rate", "target_rate")
-        for name, least in (("batch_length", 2), ("n_step", 1), ("target_every", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        require_chances(self, EPSILON, "target_rate")
         if self.optimizer.accumulate > 1:
             raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
 

@@ -41,7 +41,7 @@ from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
-from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.tree import as_arrays, map_leaves
 from rl_lab.networks.acting import ActingPolicy
@@ -62,35 +62,25 @@ class ReinforceConfig(AlgorithmConfig):
     returns_type: Literal["mc:rtg", "mc:episode"] = option(
         "mc:rtg", "the reward from this step on, or the whole episode's return at every step"
     )
-    batch_steps: int = option(4000, "learn once ended episodes have at least this many steps")
-    rollout_steps: int = option(32, "vector steps between two looks at what has ended")
-    learning_rate: float = option(1e-2, "step size of the policy's optimiser")
-    gamma: float = option(0.99, "discount factor")
+    batch_steps: int = option(
+        4000, "learn once ended episodes have at least this many steps", low=1
+    )
+    rollout_steps: int = option(32, "vector steps between two looks at what has ended", low=1)
+    learning_rate: float = option(1e-2, "step size of the policy's optimiser", above=0)
+    gamma: float = option(0.99, "discount factor", low=0, high=1)
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
     normalize_targets: Literal["batch", "off"] = option(
         "batch", "centre and scale the targets of a batch (never of one episode), or not"
     )
-    baseline_learning_rate: float = option(1e-2, "step size of the baseline's own optimiser")
-    baseline_steps: int = option(20, "gradient steps of the baseline per batch")
+    baseline_learning_rate: float = option(
+        1e-2, "step size of the baseline's own optimiser", above=0
+    )
+    baseline_steps: int = option(20, "gradient steps of the baseline per batch", low=1)
     value_coefficient: float = option(
         0.5, "with a shared torso: weight of the baseline in the policy's single step"
     )
-    max_grad_norm: float = option(1.0, "largest norm of a gradient")
+    max_grad_norm: float = option(1.0, "largest norm of a gradient", above=0)
     optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work, before anything is built."""
-        super().__post_init__()
-        for name in ("batch_steps", "rollout_steps", "baseline_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        low, high = extremes(self.gamma)
-        if not 0.0 <= low <= high <= 1.0:
-            raise ValueError(f"gamma must be in [0, 1], got {low if low < 0 else high:g}")
-        for name in ("learning_rate", "baseline_learning_rate", "max_grad_norm"):
-            low, high = extremes(getattr(self, name))
-            if low < 0 or high <= 0:
-                raise ValueError(f"{name} must be positive, got {low:g}")
 
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""

@@ -36,29 +36,19 @@ class ReplayConfig(AlgorithmConfig):
 
     keeps_states: ClassVar[bool] = False  # in the buffer, beside the frames they belong to
     warms_up: ClassVar[bool] = False  # a memory, by the first frames of a sequence
-    batch_size: int = option(256, "transitions of one gradient step")
+    batch_size: int = option(256, "transitions of one gradient step", low=1)
     replay_ratio: float = option(
         1.0,
         "gradient steps per environment step, fractions are carried; 0: one per call of the hook",
+        low=0,
     )
-    learning_starts: int = option(1000, "environment steps of random actions before learning")
-    train_every: int = option(1, "vector steps between updates")
-    gamma: float = option(0.99, "discount factor")
-    max_grad_norm: float = option(10.0, "largest norm of a gradient")
+    learning_starts: int = option(
+        1000, "environment steps of random actions before learning", low=0
+    )
+    train_every: int = option(1, "vector steps between updates", low=1)
+    gamma: float = option(0.99, "discount factor", low=0, high=1)
+    max_grad_norm: float = option(10.0, "largest norm of a gradient", above=0)
     optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work, before anything is built."""
-        super().__post_init__()
-        for name in ("batch_size", "train_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.learning_starts < 0:
-            raise ValueError(f"learning_starts must be 0 or more, got {self.learning_starts}")
-        require_chances(self, "gamma")
-        require_positive(self, "max_grad_norm")
-        if (low := extremes(self.replay_ratio)[0]) < 0:
-            raise ValueError(f"replay_ratio must be 0 or more, got {low:g}")
 
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
@@ -132,20 +122,14 @@ class ReplayConfig(AlgorithmConfig):
 class TransitionConfig(ReplayConfig):
     """Updates from single transitions. Any float may be a schedule."""
 
-    n_step: int = option(1, "rewards in a row before the bootstrap")
+    n_step: int = option(1, "rewards in a row before the bootstrap", low=1)
     importance_beta: float = option(
         Schedule(start=0.4, end=1.0),
         "prioritized buffers: how far their bias is corrected, 1 is wholly",
+        low=0,
+        high=1,
     )
-    learning_rate: float = option(3e-4, "step size of the optimiser")
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot work, before anything is built."""
-        super().__post_init__()
-        if self.n_step < 1:
-            raise ValueError(f"n_step must be at least 1, got {self.n_step}")
-        require_chances(self, "importance_beta")
-        require_positive(self, "learning_rate")
+    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
 
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
