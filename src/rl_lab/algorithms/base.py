@@ -205,6 +205,9 @@ class Workflow(ABC):
         return {id(each) for each in owned if not isinstance(each, (int, float, type(None)))}
 
 
+Algorithm = Workflow  # the name that users and documents have for it
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, (str, int)) and _is_plain(each) for key, each in value.items())
