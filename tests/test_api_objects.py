@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 
 import rl_lab
@@ -401,5 +403,6 @@ def test_an_algorithm_has_two_names():
     assert rl_lab.plugin.register_algorithm is rl_lab.register_algorithm
 
 
-def test_the_version_is_that_of_the_package():
-    assert re.fullmatch(r"\d+\.\d+\.\d+", rl_lab.__version__)
+def test_the_citation_has_the_version():
+    citation = yaml.safe_load((Path(__file__).parents[1] / "CITATION.cff").read_text())
+    assert citation["version"] == rl_lab.__version__
