@@ -127,8 +127,11 @@ def test_worker_processes_make_a_class_by_its_path(tmp_path):
     assert run.summary["status"] == "finished"
 
 
-def test_a_factory_gives_its_environments_and_a_run_that_goes_on(tmp_path):
-    run = train(lambda: Corridor(length=5), "ppo_none", runs_dir=tmp_path)
+def test_a_factory_gives_its_environments_and_a_run_that_goes_on(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RL_LAB_RUNS", raising=False)
+    root = tmp_path / "elsewhere"
+    run = train(lambda: Corridor(length=5), "ppo_none", runs_dir=root)
     assert load_config(run.run).environment.id == "local/Corridor"
     assert run.needs == "env=Corridor"
     assert "rl_lab.resume(RUN, env=Corridor)" in (run.path / "logs" / "run.log").read_text()
@@ -137,7 +140,8 @@ def test_a_factory_gives_its_environments_and_a_run_that_goes_on(tmp_path):
     assert run_hash(run.resume().run) == before
     assert rl_lab.verify(run).identical
     assert rl_lab.fork(run, total_timesteps=512).summary["parent"]["id"] == run.id
-    assert rl_lab.load_run(run.id, runs_dir=tmp_path).evaluate(episodes=1).episodes == 1
+    assert rl_lab.load_run(run.id, runs_dir=root).evaluate(episodes=1).episodes == 1
+    assert list(tmp_path.iterdir()) == [root]  # no second folder of runs
 
 
 def test_each_run_keeps_its_own_object_of_a_name(tmp_path):

@@ -226,6 +226,6 @@ def test_our_wheel_trains_from_an_empty_folder(own_venv, tmp_path):
     assert Path(shown.strip()).is_relative_to(own_venv.parents[1])
     words = ["train", "CartPole-v1:ppo", "--total-timesteps", "1024", "-q"]
     subprocess.run([own_venv, "-m", "rl_lab", *words], check=True, timeout=300, **command)
-    assert [run.read_summary()["status"] for run in list_runs(tmp_path / "runs")] == [
-        "finished"
-    ] * 2
+    runs = list_runs(tmp_path / "runs")
+    assert [run.read_summary()["status"] for run in runs] == ["finished"] * 2
+    assert not any("no preset" in run.log_file.read_text() for run in runs)  # it is in the wheel
