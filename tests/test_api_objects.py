@@ -26,6 +26,7 @@ from tiny_runs import SMALL, SMALL_PPO, final_state, run_hash
 
 WORDS = [*SMALL, *SMALL_PPO, "training.total_timesteps=256"]
 train = partial(rl_lab.train, overrides=WORDS)
+pytestmark = pytest.mark.usefixtures("names_restored")
 
 
 class Corridor(gym.Env):
@@ -60,17 +61,6 @@ class Wide(nn.Module):
 
     def forward(self, obs):
         return torch.tanh(self.layer(obs))
-
-
-@pytest.fixture(autouse=True)
-def names(monkeypatch):
-    """Names that a test gives to objects are gone after it."""
-    known = {kind: dict(entries) for kind, entries in registry._entries.items()}
-    monkeypatch.setattr(registry, "_entries", known)
-    before = set(gym.registry)
-    yield
-    for id in set(gym.registry) - before:
-        del gym.registry[id]
 
 
 # ---------------------------------------------------------------------- environments

@@ -114,6 +114,7 @@ def test_make_targets_that_are_shown_exist():
     assert shown and shown <= targets, shown - targets
 
 
+@pytest.mark.usefixtures("names_restored")
 def test_the_python_page_runs(tmp_path, monkeypatch):
     """Block after block in one session, as a reader types them."""
     monkeypatch.chdir(tmp_path)

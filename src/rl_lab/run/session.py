@@ -59,7 +59,7 @@ def no_view(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """How a run ended."""
+    """How a run ended: its folder, its summary.json, and 0 if it finished (130 after Ctrl-C)."""
 
     run: RunDirectory
     summary: dict[str, Any]
