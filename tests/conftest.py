@@ -2,10 +2,12 @@ import os
 import signal
 from types import SimpleNamespace
 
+import gymnasium as gym
 import pytest
 import torch
 
 from rl_lab.config import catalog  # noqa: F401  (declares the built-ins)
+from rl_lab.core import registry
 from rl_lab.core.compiled import Compiled, _trace
 from tiny_runs import tiny_orchestrator
 
@@ -19,6 +21,17 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 def own_home(tmp_path_factory):
     """The key that marks runs as one's own: not that of whoever runs the tests."""
     os.environ["RL_LAB_HOME"] = str(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture
+def names_restored(monkeypatch):
+    """Names that a test gives to objects are gone after it."""
+    known = {kind: dict(entries) for kind, entries in registry._entries.items()}
+    monkeypatch.setattr(registry, "_entries", known)
+    before = set(gym.registry)
+    yield
+    for id in set(gym.registry) - before:
+        del gym.registry[id]
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_everything_that_is_returned_has_a_short_repr(root, tmp_path):
     run = outcome.run.id
     test = outcome.summary["test"]["last"]["return_mean"]
     assert repr(outcome) == (
-        f"Outcome(run='{run}', status='finished', env_steps=128, test_return={test:.4g})"
+        f"Run(run='{run}', status='finished', env_steps=128, test_return={test:.4g})"
     )
     found = rl_lab.evaluate(run, episodes=3, runs_dir=tmp_path)
     assert repr(found) == (

@@ -114,6 +114,7 @@ def test_make_targets_that_are_shown_exist():
     assert shown and shown <= targets, shown - targets
 
 
+@pytest.mark.usefixtures("names_restored")
 def test_the_python_page_runs(tmp_path, monkeypatch):
     """Block after block in one session, as a reader types them."""
     monkeypatch.chdir(tmp_path)
@@ -122,7 +123,8 @@ def test_the_python_page_runs(tmp_path, monkeypatch):
     session: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "docs/python.md", "exec"), session)
-    assert len(blocks) >= 6 and len(list((tmp_path / "runs").glob("CartPole-v1-ppo-*"))) == 2
+    assert len(blocks) >= 9 and len(list((tmp_path / "runs").glob("CartPole-v1-ppo-*"))) == 5
+    assert session["own"].needs == "env=Balance, encoder=Wide"
     assert session["message"] == "train() has no argument 'sed' (did you mean 'seed'?)"
     assert session["verdict"].identical and session["result"].episodes == 20
     assert len(session["steps"]) == len(session["returns"]) > 0

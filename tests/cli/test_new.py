@@ -119,7 +119,7 @@ def test_what_is_written_is_clean(folder):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
     text = Path("tidy_idea.py").read_text()
-    assert "my_algorithm" not in text and "class TidyIdea(Workflow)" in text
+    assert "my_algorithm" not in text and "class TidyIdea(Algorithm)" in text
     assert len(text.splitlines()) <= 110
 
 

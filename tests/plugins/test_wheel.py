@@ -1,13 +1,16 @@
-"""A package of somebody else, built and installed as a wheel, adds one of each; no edit of ours."""
+"""Wheels: RL Lab's own trains in an empty folder; another package adds one part of each kind."""
 
 import base64
 import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from rl_lab.core import registry
 from rl_lab.records.run_directory import list_runs
 from tiny_runs import SMALL, run_hash
 
+ROOT = Path(__file__).parents[2]
 PACKAGE = Path(__file__).with_name("tiny_plugin")
 ENTRY_POINTS = {
     "algorithm.tiny_gradient": "tiny_plugin.gradient:Gradient",
@@ -169,3 +173,59 @@ def test_a_broken_plug_in_is_a_warning_until_it_is_used(installed, capsys, caplo
         lines = capsys.readouterr().err.splitlines()
         (error,) = [line for line in lines if line.startswith("error:")]
         assert named in error and reason in error
+
+
+# ------------------------------------------------------------------- our own wheel
+
+TRAIN = """\
+import gymnasium as gym
+from importlib.metadata import version
+import rl_lab
+
+small = {"evaluation.episodes": 2, "evaluation.test_episodes": 2, "logging.tensorboard": False}
+run = rl_lab.train(gym.make("CartPole-v1"), "ppo", total_timesteps=2048, **small)
+assert run.exit_code == 0 and run.evaluate(episodes=2).episodes == 2
+assert version("rl-lab") == rl_lab.__version__
+print(rl_lab.__file__)
+"""
+
+
+@pytest.fixture(scope="module")
+def own_venv(tmp_path_factory):
+    """A new virtual environment with RL Lab's wheel, and this one's packages as its dependencies.
+
+    A path in a .pth file is searched after the new environment's own folder, and the .pth files in
+    it are not read: an editable install of RL Lab is not found there.
+    """
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("own")
+    source = folder / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "src", source / "src", ignore=ignored)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    build = ["wheel", "--no-deps", "--no-index", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*pip, *build, str(source)], check=True, timeout=300)
+    (wheel,) = folder.glob("rl_lab-*.whl")
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv" / "bin" / "python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(subprocess.check_output([python, "-c", asked], text=True).strip())
+    install = ["install", "--no-deps", "--no-index", "--target", str(site), str(wheel)]
+    subprocess.run([*pip, *install], check=True, timeout=300)
+    (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    return python
+
+
+def test_our_wheel_trains_from_an_empty_folder(own_venv, tmp_path):
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RL_LAB_RUNS")}
+    command = {"cwd": tmp_path, "env": {**environment, "OMP_NUM_THREADS": "1"}, "text": True}
+    shown = subprocess.check_output([own_venv, "-c", TRAIN], timeout=300, **command)
+    assert Path(shown.strip()).is_relative_to(own_venv.parents[1])
+    words = ["train", "CartPole-v1:ppo", "--total-timesteps", "1024", "-q"]
+    subprocess.run([own_venv, "-m", "rl_lab", *words], check=True, timeout=300, **command)
+    runs = list_runs(tmp_path / "runs")
+    assert [run.read_summary()["status"] for run in runs] == ["finished"] * 2
+    assert not any("no preset" in run.log_file.read_text() for run in runs)  # it is in the wheel

@@ -17,15 +17,23 @@ from rl_lab.core.tree import map_leaves, picked
 
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Returns and lengths of the counted episodes, environment by environment."""
+    """The counted episodes of an evaluation, environment by environment.
+
+    Attributes:
+        returns: Return of each episode.
+        lengths: Steps of each episode.
+        measures: Means by name: measures over their steps, outcomes over the episodes.
+        paths: Observations [L, …] of each episode, if recorded.
+        run: Id of the run whose policy it was; None if it was not a saved one.
+        step: Step of the checkpoint; None as above.
+    """
 
     returns: list[float]
     lengths: list[int]
-    # Means by name: measures over their steps, outcomes over the episodes.
     measures: dict[str, float] = field(default_factory=dict)
-    paths: list[Obs] = field(default_factory=list)  # their observations [L, …], if recorded
-    run: str | None = None  # whose policy it was, by its id, where that is a saved one
-    step: int | None = None  # of the checkpoint
+    paths: list[Obs] = field(default_factory=list)
+    run: str | None = None
+    step: int | None = None
 
     @property
     def episodes(self) -> int:

@@ -65,6 +65,17 @@ def find_preset(spec: str, folders: Sequence[Path]) -> Path | None:
     return _preset_file(f"{environment}/{variant}" if variant else spec, folders)
 
 
+def names_algorithm(spec: str) -> bool:
+    """Whether `env:variant` is a preset, or ends in the name of an algorithm."""
+    variant = split_spec(spec)[1]
+    folders = search_folders()
+    return variant is not None and (
+        _split_variant(variant)[0] is not None
+        or find_preset(spec, folders) is not None
+        or variant_of(spec, folders) is not None
+    )
+
+
 def variant_of(
     spec: str, folders: Sequence[Path]
 ) -> tuple[Path, tuple[dict[str, Any], Origins]] | None:

@@ -53,7 +53,13 @@ class Step:
 
 @dataclass(slots=True)
 class Action:
-    """What a policy decided for N envs. `extras` are stored beside the action, row by row."""
+    """What a policy decided for N environments.
+
+    Attributes:
+        action: Actions [N, …], in policy space.
+        state: The next memory state, N rows; None without memory.
+        extras: Arrays [N, …] by name that are stored beside the action.
+    """
 
     action: Tensor | Array
     state: Any = None
@@ -62,7 +68,15 @@ class Action:
 
 @dataclass(slots=True)
 class CollectResult:
-    """What one `collect_step` brought home."""
+    """What one `collect_step` collected.
+
+    Attributes:
+        steps: Environment steps, counted over all environments.
+        episodes: Episodes that ended.
+        metrics: Numbers to log.
+        trajectory: Transitions [T, N, …] by name, for the buffer of the phase.
+        extras: Anything else that the algorithm wants to keep with it.
+    """
 
     steps: int
     episodes: int = 0

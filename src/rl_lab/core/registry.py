@@ -1,6 +1,7 @@
 """Names to classes. Built-ins are declared lazily; plug-ins register or come by entry point."""
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +14,7 @@ T = TypeVar("T")
 ENTRY_POINT_GROUP = "rl_lab"
 ALIASES = {"algorithm": "workflow", "network": "encoder", "environment": "env"}  # users' words
 WORDS = {"workflow": "algorithm", "env": "environment"}  # what users call a kind
+LOCAL = "local/"  # how the names of Python objects begin that only this process has
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +53,18 @@ def declare(kind: str, targets: Mapping[str, str]) -> None:
 
 
 def register(kind: str, name: str) -> Callable[[T], T]:
-    """Class decorator: `@register("workflow", "my_algorithm")`."""
+    """Class decorator: `@register("algorithm", "my_algorithm")`.
+
+    Args:
+        kind: What it is: algorithm, environment, network, memory, buffer, wrapper or component.
+        name: The name that configurations use.
+
+    Returns:
+        A decorator that registers a class and returns it unchanged.
+
+    Raises:
+        UserError: Another class has that name.
+    """
     kind = ALIASES.get(kind, kind)
 
     def decorate(item: T) -> T:
@@ -62,6 +75,31 @@ def register(kind: str, name: str) -> Callable[[T], T]:
         return item
 
     return decorate
+
+
+def provide(kind: str, name: str, item: Any) -> None:
+    """Register an object under a name of this process, in place of an earlier one."""
+    _entries.setdefault(kind, {})[name] = item
+
+
+def name_of(kind: str, item: Any) -> str | None:
+    """The name under which an object is registered; None if it is not. Nothing is imported."""
+    path = _path(item)
+    known = _entries.get(kind, {}).items()
+    same = (
+        name
+        for name, each in known
+        if each is item or (isinstance(each, str) and _path(each) == path)
+    )
+    return next(same, None)
+
+
+def import_path(item: type) -> str | None:
+    """`module:Class` if another process can import the class by it; None otherwise."""
+    inside = vars(sys.modules.get(item.__module__, object))
+    if item.__module__ == "__main__" or inside.get(item.__qualname__) is not item:
+        return None
+    return f"{item.__module__}:{item.__qualname__}"
 
 
 def get(kind: str, name: str) -> Any:

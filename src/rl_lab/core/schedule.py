@@ -81,7 +81,17 @@ class Schedule:
 
 
 def parse_schedule(value: object) -> Schedule | None:
-    """The schedule that a YAML value means, or None; ValueError when malformed."""
+    """The schedule that a value means: `lin_3e-4`, `{start: 1, end: 0}`.
+
+    Args:
+        value: A value of a configuration.
+
+    Returns:
+        The schedule; None if the value is not one.
+
+    Raises:
+        ValueError: It is a malformed schedule.
+    """
     if isinstance(value, Schedule):
         return value
     if isinstance(value, str) and value.startswith("lin_"):
@@ -111,12 +121,27 @@ def in_steps(schedule: Schedule) -> Schedule:
 
 
 def at(config: Config, step: int) -> Config:
-    """The config with every schedule replaced by its value at `step`: plain floats only."""
+    """The config with every schedule replaced by its value at a step.
+
+    Args:
+        config: A config dataclass.
+        step: Environment steps since the beginning of the run.
+
+    Returns:
+        A config of the same class with plain floats.
+    """
     return _map_schedules(config, lambda schedule: schedule(step))
 
 
 def extremes(value: float | Schedule) -> tuple[float, float]:
-    """Smallest and largest value that a hyperparameter takes, for validation."""
+    """Smallest and largest value that a hyperparameter takes, for validation.
+
+    Args:
+        value: A number or a schedule.
+
+    Returns:
+        The smallest and the largest value.
+    """
     if isinstance(value, Schedule):
         ends = (value.start, value.end, 0.0) if value.warmup > 0 else (value.start, value.end)
         return min(ends), max(ends)

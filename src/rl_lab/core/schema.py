@@ -122,7 +122,9 @@ class NetworkConfig(Options):
 class EnvironmentConfig(Options):
     """The `environment:` block of a configuration."""
 
-    id: str = option("", "a registered Gymnasium id, or module:Id to import a module first")
+    id: str = option(
+        "", "a registered Gymnasium id; module:Id imports a module first, where Id may be a class"
+    )
     num_envs: int = option(8, "how many environments are stepped together in training", low=1)
     vectorization: Literal["auto", "sync", "native", "process", "envpool", "torch"] = option(
         "auto",

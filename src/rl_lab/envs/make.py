@@ -199,6 +199,8 @@ def find(id: str) -> Registered:
     module, _, name = id.rpartition(":")
     if module:
         _import_module(module, id)
+        if name not in gym.registry and _is_environment(getattr(sys.modules[module], name, None)):
+            return Registered(id, entry_point=id)
     _announce_plugins()
     if name not in gym.registry:
         _import_package(_beginning(name))
@@ -207,6 +209,10 @@ def find(id: str) -> Registered:
             registry.get("env", name)  # one that does not load says so here, in one line
         return gym.registry[name]
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
+
+
+def _is_environment(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, gym.Env)
 
 
 def _import_module(module: str, id: str) -> None:

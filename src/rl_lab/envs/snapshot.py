@@ -59,6 +59,7 @@ _NOT_STATE = (
     logging.Logger,
 )
 _DRAWING = ("pygame", "gymnasium.envs.mujoco.mujoco_rendering")  # modules whose objects only draw
+SCRIPT = "__main__"  # the module of what a script defines itself
 _TABLE_CHARACTERS = 4096  # a container whose text is shorter is saved like anything else
 _PLAIN_SIZE = object.__basicsize__ + 16  # of an instance: a header, `__dict__` and weak references
 
@@ -206,6 +207,7 @@ class _Reader:
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.made: dict[str, Any] = {}
         self.packages = {type(layer).__module__.partition(".")[0] for layer in _layers(env)}
+        self.module = _module(type(env.unwrapped))
 
     def node(self, node: Tree, current: object, path: str) -> Any:
         if not isinstance(node, dict):
@@ -286,7 +288,7 @@ class _Reader:
     def _object(self, node: dict[str, Any], current: object, path: str) -> Any:
         fields = {name: node[OBJECT][name] for name in sorted(node[OBJECT])}
         kept = {name for name, field in fields.items() if isinstance(field, dict) and KEPT in field}
-        if _name(type(current)) != node["class"]:
+        if not _is_named(type(current), node["class"]):
             if kept or isinstance(current, gym.Env):
                 raise SnapshotError(
                     f"{path} is a {_name(type(current))}, the saved one was a {node['class']}"
@@ -330,15 +332,17 @@ class _Reader:
 
         It is never called: a saved state may be anybody's, and a constructor can do anything.
         """
-        if _name(type(current)) == node["class"]:
+        if _is_named(type(current), node["class"]):
             return type(current)
         module, _, qualified = node["class"].partition(":")
+        if module == SCRIPT and SCRIPT not in self.packages:
+            module = self.module
         found: Any = sys.modules.get(module)
         if module.partition(".")[0] not in self.packages or found is None:
             raise SnapshotError(f"{path} needs the class {node['class']}, which is not at hand")
         for part in qualified.split("."):
             found = getattr(found, part, None)
-        known = isinstance(found, type) and _name(found) == node["class"]
+        known = isinstance(found, type) and _is_named(found, node["class"])
         if not known or not issubclass(found, kind):
             raise SnapshotError(f"{path} needs the class {node['class']}, which does not exist")
         return found
@@ -387,6 +391,14 @@ def _base(path: str) -> str:
 
 def _name(kind: type) -> str:
     return f"{_module(kind)}:{kind.__qualname__}"
+
+
+def _is_named(kind: type, saved: str) -> bool:
+    """Whether a class is the saved one, which may be of a script that is now imported."""
+    module, _, qualified = saved.partition(":")
+    return kind.__qualname__ == qualified and (
+        _module(kind) == module or SCRIPT in (module, _module(kind))
+    )
 
 
 def _module(kind: type) -> str:

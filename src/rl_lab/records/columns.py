@@ -20,14 +20,31 @@ class Columns(dict[str, NDArray[Any]]):
     """
 
     def of(self, name: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The steps and values of one metric, without the rows that lack it: ready to plot."""
+        """One metric without the rows that lack it, ready to plot.
+
+        Args:
+            name: A metric, such as `eval/return_mean`.
+
+        Returns:
+            Its steps and its values, two arrays of equal length.
+
+        Raises:
+            UserError: The run has no such metric.
+        """
         if name not in self:
             raise UserError(f"this run has no metric '{name}'{did_you_mean(name, self)}")
         known = ~np.isnan(self[name].astype(float))
         return self[STEP][known], self[name][known]
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with the step as its index; pandas must be installed."""
+        """All metrics as a table.
+
+        Returns:
+            A pandas DataFrame with the step as its index.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
         try:
             import pandas
         except ImportError as error:  # it is optional, and slow to import

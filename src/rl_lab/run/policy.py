@@ -3,15 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from rl_lab.algorithms.base import Workflow
+from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.config.resolve import resolve
 from rl_lab.config.tree import config_hash
+from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.schema import RunConfig
-from rl_lab.core.state import Stateful
+from rl_lab.core.state import Stateful, Tree, where_rows
+from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.envs.make import single_spaces
+from rl_lab.envs.spaces import Frames, action_converter
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.run.build import make_context, make_evaluator, make_workflow
@@ -82,3 +92,81 @@ def load(
                 part.load_state_dict(state["parts"][f"component.{role}"])
     evaluate = make_evaluator(config, workflow, context.rng)
     return LoadedPolicy(directory, int(manifest["step"]), config, context, workflow, evaluate)
+
+
+@dataclass(repr=False)
+class Policy:
+    """A trained policy that maps observations to actions: numpy in, numpy out.
+
+    A recurrent policy keeps its memory between calls: call `reset` where an episode begins.
+
+    Attributes:
+        loaded: The algorithm at one checkpoint, its run, its step and its configuration.
+        to_action: Turns an action of the policy into one that the environment takes.
+        frames: The observation space, which tells one observation from a batch.
+        memory: The state of a recurrent policy; None without one.
+        rows: Number of observations that the memory belongs to.
+    """
+
+    loaded: LoadedPolicy
+    to_action: Callable[[Array], Array]
+    frames: Frames
+    memory: Tree = None
+    rows: int = 0
+
+    def __repr__(self) -> str:
+        """Which policy it is."""
+        config = self.loaded.config
+        return (
+            f"Policy({config.environment.id} {config.algorithm.name}, "
+            f"run={self.loaded.run.id!r}, step={self.loaded.step})"
+        )
+
+    @classmethod
+    def of(cls, loaded: LoadedPolicy) -> "Policy":
+        """A policy that speaks the spaces of its environment, inside the configured wrappers."""
+        observation, action = single_spaces(loaded.config.environment)
+        convert = action_converter(action)
+        stretch = getattr(loaded.context.train_environment, "stretch", None)
+        own_units = convert if stretch is None else lambda unit: convert(stretch(unit))
+        return cls(loaded, to_action=own_units, frames=Frames(observation))
+
+    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+        """Choose the action for one observation, or for each of a batch.
+
+        Args:
+            obs: What the environment gives: an array, a number, a dict or a tuple; or a batch,
+                with one more dimension in front.
+            deterministic: Take the most likely action; False samples.
+
+        Returns:
+            The action as `env.step` takes it, or a batch of actions.
+
+        Raises:
+            ValueError: The observation does not fit the observation space.
+        """
+        batch, single = self.frames.given(obs)
+        count = len(first_leaf(batch))
+        workflow, device = self.loaded.workflow, self.loaded.config.experiment.device
+        if self.rows != count:
+            self.memory, self.rows = workflow.initial_state(count), count
+        with torch.no_grad():
+            tensors = to_tensor(map_leaves(np.ascontiguousarray, batch), device)
+            decision = workflow.act(tensors, self.memory, deterministic=deterministic)
+        self.memory = decision.state
+        action = self.to_action(to_array(decision.action))
+        return action[0] if single else action
+
+    def reset(self, rows: NDArray[np.bool_] | None = None) -> None:
+        """Clear the memory of a recurrent policy, where an episode begins.
+
+        Args:
+            rows: True for the rows of a batch in which an episode begins; None clears all of it.
+        """
+        if rows is None or self.memory is None:
+            self.rows = 0
+            return
+        fresh = self.loaded.workflow.initial_state(self.rows)
+        device = self.loaded.config.experiment.device
+        mask = torch.from_numpy(np.asarray(rows, dtype=np.bool_)).to(device)
+        self.memory = where_rows(mask, fresh, self.memory)

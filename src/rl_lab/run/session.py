@@ -14,6 +14,7 @@ from typing import Any
 from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.config.catalog import workflow_class
 from rl_lab.config.compose import compose
+from rl_lab.config.local_names import require_local
 from rl_lab.config.resolve import resolve
 from rl_lab.config.tree import config_hash, diff, to_tree, to_yaml, tree_hash
 from rl_lab.config.trust import dangers, require_trust
@@ -59,7 +60,7 @@ def no_view(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[
 
 @dataclass(frozen=True, repr=False)
 class Outcome:
-    """How a run ended."""
+    """How a run ended: its folder, its summary.json, and 0 if it finished (130 after Ctrl-C)."""
 
     run: RunDirectory
     summary: dict[str, Any]
@@ -74,7 +75,7 @@ class Outcome:
         test = (self.summary.get("test") or {}).get("last", {}).get("return_mean")
         shown = "" if test is None else f", test_return={test:.4g}"
         return (
-            f"Outcome(run={self.run.id!r}, status={self.summary.get('status')!r}, "
+            f"{type(self).__name__}(run={self.run.id!r}, status={self.summary.get('status')!r}, "
             f"env_steps={self.summary.get('env_steps')}{shown})"
         )
 
@@ -86,13 +87,17 @@ def train(
     command: Sequence[str] = (),
     view: View = no_view,
     debug: bool = False,
+    notes: Sequence[str] = (),
 ) -> Outcome:
     """A new run, from the first step. Nothing is written before everything could be built.
 
-    With `debug`, weight statistics and a profile are written into its `logs/`.
+    With `debug`, weight statistics and a profile are written into its `logs/`. `notes` are shown
+    and logged before anything else.
     """
     warm = find_weights(config.training.warm_start, root)
     root, sinks = fixed(root), Sinks([], None)
+    for note in notes:
+        sinks.say(note)
     config = settle(config, sinks)
 
     def create() -> RunDirectory:
@@ -241,6 +246,7 @@ def load_config(directory: RunDirectory, *, trust: bool = False) -> RunConfig:
     composed = compose(run_config=directory.config_file)
     name, why = f"run {directory.id}", partial(doubt, directory)
     require_trust(composed.tree, name, why, trust=trust)
+    require_local(composed.tree, directory.id)
     try:
         return validate(composed.tree, composed.origins, existing=True)
     except ConfigError as error:
