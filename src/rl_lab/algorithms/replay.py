@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_lab.core.batch import INDEX, Batch, Metrics
 from rl_lab.core.clock import UpdateBudget
-from rl_lab.core.learner import scalar
+from rl_lab.core.learner import Update, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
@@ -186,6 +186,11 @@ def step_sizes(learning_rate: float, max_grad_norm: float, device: str) -> dict[
         "learning_rate": scalar(learning_rate, device),
         "max_grad_norm": scalar(max_grad_norm, device),
     }
+
+
+def step_metrics(name: str, step: Update) -> Metrics:
+    """What a gradient step reports, with loss and gradient norm under the name of the part."""
+    return {**step.metrics, f"{name}_loss": step.loss, f"grad_norm/{name}": step.grad_norm}
 
 
 def window_problems(run: Any, option_name: str, frames: int) -> list[str]:
