@@ -226,7 +226,9 @@ def require_positive(config: Any, *names: str) -> None:
 
 def averages(steps: Sequence[Metrics]) -> Metrics:
     """The mean of each metric over the steps that have it."""
-    names = dict.fromkeys(name for step in steps for name in step)  # not all do everything
+    names: dict[str, None] = {}
+    for step in steps:  # not all have every metric
+        names |= dict.fromkeys(step)
     return {name: _mean([step[name] for step in steps if name in step]) for name in names}
 
 

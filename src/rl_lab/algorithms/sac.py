@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
-from rl_lab.algorithms.dqn import td_target
 from rl_lab.algorithms.replay import (
     BUDGET_NAMES,
     ERROR,
@@ -57,6 +56,7 @@ from rl_lab.core.distributions import Categorical, SquashedGaussian
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box, Space
 from rl_lab.core.tree import as_arrays, first_leaf
