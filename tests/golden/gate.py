@@ -97,6 +97,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "sql",
         f"{REPLAY} {HEADS} algorithm.value_particles=4 algorithm.kernel_particles=4",
     ),
+    "td3": ("Pendulum-v1", "td3", f"{REPLAY} {HEADS}"),
     "q_learning": ("FrozenLake-v1", "q_learning", ROLLOUT),
     "sarsa": ("FrozenLake-v1", "sarsa", ROLLOUT),
     "epsilon_greedy": ("Bandit-v0", "epsilon_greedy", ROLLOUT),
@@ -123,8 +124,8 @@ CASES: dict[str, tuple[str, str, str]] = {
         "training.phases=[{name:all,hooks:[collect,update_world_model,update_controller]}]",
     ),
 }
-COMPILED = """ppo ppo_box dqn dqn_c51 r2d2 sac sac_discrete sac_redq_droq sql dreamer_v1 dreamer_v2
-    dreamer_v3 dreamer_v3_box"""
+COMPILED = """ppo ppo_box dqn dqn_c51 r2d2 sac sac_discrete sac_redq_droq sql td3 dreamer_v1
+    dreamer_v2 dreamer_v3 dreamer_v3_box"""
 
 
 def cases(words: list[str], eager: bool) -> list[tuple[str, bool]]:
