@@ -146,6 +146,25 @@ def test_a_deterministic_action_is_a_function_of_what_is_seen(built, name, env):
     assert decide(orchestrator, deterministic=False) != first  # nor does it only pretend to sample
 
 
+FROM_REPLAY = [
+    name for name in WORKFLOWS if catalog.workflow_class(name).learns_from == "transitions"
+]
+
+
+@pytest.mark.parametrize("name", FROM_REPLAY)
+def test_random_actions_until_learning_starts(built, monkeypatch, name):
+    algorithm, decided = built(name, home(name)).workflow, []
+    act = algorithm.act
+    monkeypatch.setattr(
+        algorithm, "act", lambda *inputs, **options: decided.append(1) or act(*inputs, **options)
+    )
+    phase = {"name": "train", "type": "online", "step": 0, "buffer": None}
+    algorithm.collect_step(algorithm.config.learning_starts - 1, phase=phase)
+    assert not decided
+    algorithm.collect_step(algorithm.config.learning_starts, phase=phase)
+    assert len(decided) == algorithm.collect_steps
+
+
 # One cycle is collect, evaluate, every update. The first evaluation is the best so far, so there
 # is a checkpoint in mid-cycle; the others lie between two evaluations and between two rows.
 RESUMED = [
