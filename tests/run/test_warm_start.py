@@ -134,5 +134,5 @@ def test_target_networks_come_along(tiny):
     words = ["CartPole-v1:random", "algorithm.name=dqn"]
     first, second = (tiny(*words, f"experiment.seed={seed}").workflow for seed in (1, 2))
     load_weights(second, first.get_state(), ["*"])
-    assert torch.equal(second.target.flat, first.target.flat)
-    assert torch.equal(second.target.flat, second.optimizer.state.flat)
+    assert torch.equal(second.learner.target_flat, first.learner.target_flat)
+    assert torch.equal(second.learner.target_flat, second.learner.state.flat)
