@@ -6,12 +6,14 @@ counted when it was set, plus a tenth. Lower it when the count falls; raise it o
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rl_lab.core.batch import LOG_PROB
+import rl_lab
+from rl_lab.core.batch import LOG_PROB, REWARD
 
 PHASE = {"name": "train", "step": 0}
 MATCHED = [
@@ -32,6 +34,18 @@ COLLECT = {
 }
 # Python calls and torch operations of one gradient step, the whole update counted.
 UPDATE = {"CartPole-v1": (520, 266), "Pendulum-v1": (530, 266)}
+REPLAY = [
+    "algorithm.learning_starts=0",
+    "algorithm.train_every=8",
+    "algorithm.batch_size=64",
+    "network.actor.hidden_dims=[32, 32]",
+    "network.critic.hidden_dims=[32, 32]",
+    "environment.num_envs=1",
+]
+# Python calls and torch operations of one gradient step of the replay algorithms.
+REPLAY_UPDATE = {"sac": (1178, 455)}
+# Functions of ours that a collect call and an update cross, their files, and the deepest nesting.
+CROSSED = {"sac": (113, 24, 12)}
 # Python calls of the orchestrator around one collect and one update.
 LOOP = 236
 
@@ -51,6 +65,37 @@ def python_calls(function: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+SOURCE = str(Path(rl_lab.__file__).parent)
+
+
+def crossed(function: Callable[[], object]) -> tuple[set[tuple[str, str]], int]:
+    """(file, name) of every function of ours that it calls, and how deep they are nested.
+
+    Comprehensions do not count: newer versions of Python do not make functions of them.
+    """
+    found: set[tuple[str, str]] = set()
+    depth = deepest = 0
+
+    def note(frame, event, argument):
+        nonlocal depth, deepest
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(SOURCE):
+            return
+        if code.co_name.endswith(("comp>", "genexpr>")):
+            return
+        depth += 1 if event == "call" else -1
+        deepest = max(deepest, depth)
+        found.add((code.co_filename, code.co_qualname))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return found, deepest
 
 
 def torch_operations(function: Callable[[], object]) -> int:
@@ -107,6 +152,44 @@ def test_a_gradient_step(tiny, env):
     operations = torch_operations(update) / MINIBATCHES
     assert calls <= UPDATE[env][0]
     assert operations <= UPDATE[env][1]
+
+
+def replay_run(tiny, name: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A call that collects 8 steps, and one that takes 8 gradient steps."""
+    run = tiny(f"Pendulum-v1:{name}_none", *REPLAY)
+    algorithm, buffer = run.workflow, run.buffers["replay"]
+    phase = {"name": "train", "type": "online", "step": 0, "buffer": None}
+
+    def collect():
+        return algorithm.collect_step(phase["step"], phase=phase)
+
+    for _ in range(9):
+        buffer.add(collect().trajectory)
+    phase["step"] = 8
+    batch = algorithm.sample(buffer, hook="update", phase=phase)
+    assert len(batch[REWARD]) == 8
+    return collect, lambda: algorithm.update(batch, phase=phase)
+
+
+@pytest.mark.parametrize("name", REPLAY_UPDATE)
+def test_a_gradient_step_from_replay(tiny, name):
+    _, update = replay_run(tiny, name)
+    update()  # whatever is made once
+    assert python_calls(update) / 8 <= REPLAY_UPDATE[name][0]
+    assert torch_operations(update) / 8 <= REPLAY_UPDATE[name][1]
+
+
+@pytest.mark.parametrize("name", CROSSED)
+def test_how_much_a_reader_has_to_follow(tiny, name):
+    collect, update = replay_run(tiny, name)
+    collect()
+    update()
+    found = [crossed(collect), crossed(update)]
+    functions = found[0][0] | found[1][0]
+    files = {file for file, _ in functions}
+    assert len(functions) <= CROSSED[name][0]
+    assert len(files) <= CROSSED[name][1]
+    assert max(found[0][1], found[1][1]) <= CROSSED[name][2]
 
 
 def test_the_loop_around_it(tiny):

@@ -8,14 +8,24 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.algorithms.replay import ERROR, ReplayConfig, ReplayWorkflow
+from rl_lab.algorithms.base import Algorithm
+from rl_lab.algorithms.replay import (
+    ERROR,
+    TransitionConfig,
+    averages,
+    minibatches,
+    sample_minibatches,
+    step_sizes,
+    update_priorities,
+)
 from rl_lab.core import registry
+from rl_lab.core.actions import RandomActions
 from rl_lab.core.batch import INDEX, OBS, REWARD, STEPS, WEIGHT, Action
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import ConfigError, NonFiniteError
-from rl_lab.core.optim import FlatOptimizer
+from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.schedule import at
 from rl_lab.core.state import fingerprint, join, split
-from rl_lab.core.target import Target
 from tiny_runs import tiny_config
 
 SPEC = "CartPole-v1:little"
@@ -24,40 +34,50 @@ SMALL = [f"algorithm.batch_size={ROWS}", "algorithm.learning_starts=20"]
 TWO_BUFFERS = "buffers={replay: {type: prioritized, capacity: 64}, more: {type: prioritized}}"
 
 
-def square_error(model: nn.Linear, rows: dict) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def square_error(model: nn.Linear, rows: dict) -> tuple[torch.Tensor, dict, dict]:
     error = model(rows[OBS]).squeeze(-1) - rows[REWARD].view(len(rows[OBS]), -1)[:, 0]
     weight = rows.get(WEIGHT, torch.ones_like(error))
-    return (weight * error.square()).mean(), {ERROR: error.abs()}
+    return (weight * error.square()).mean(), {}, {ERROR: error.abs()}
 
 
-class Little(ReplayWorkflow):
-    """Predicts the reward; every second gradient step its target network comes a little nearer."""
+class Little(Algorithm):
+    """Predicts the reward; every second gradient step its target network moves half-way."""
 
-    Config: ClassVar[type | None] = ReplayConfig
+    Config: ClassVar[type | None] = TransitionConfig
+    learns_from = "transitions"
+    defaults: ClassVar[dict] = {"buffers": {"replay": {"type": "uniform"}}}
 
     def initialize(self, context: Any) -> None:
         super().initialize(context)
-        self.model = nn.Linear(4, 1)
-        self.target = Target(self.model)
-        self.optimizer = FlatOptimizer(self.model, square_error, self.config.optimizer)
+        self.learner = Learner(nn.Linear(4, 1), square_error, self.config.optimizer, target=True)
+        self.budget = UpdateBudget(self.config.learning_starts)
+        self.collect_steps = self.config.train_every
+        self.random_actions = RandomActions(context.spec.action, context.rng.numpy("warm_up"))
+
+    def collect_step(self, step: int, *, phase: Any) -> Any:
+        warming_up = step < self.config.learning_starts
+        return self.collect(self.random_actions if warming_up else self.act, phase)
 
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        return Action(np.zeros(len(obs), np.int64), state)  # what warm-up does not do for long
+        return Action(np.zeros(len(obs), np.int64), state)  # which random actions are not for long
 
-    def learn(self, rows: dict, now: ReplayConfig) -> dict:
-        names = ("learning_rate", "max_grad_norm")
-        found = self.optimizer.step(rows, **{n: torch.tensor(getattr(now, n)) for n in names})
-        metrics = {ERROR: found[ERROR], "loss": found["loss"]}
-        if self.gradient_steps % 2 == 0:
-            self.target.follow(self.optimizer.state.flat, 0.5)
-            metrics["moved"] = self.gradient_steps
-        return metrics
+    def sample(self, buffer: Any, *, hook: str, phase: Any) -> Any:
+        return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
 
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        return {"model": self.optimizer}
-
-    def slow(self) -> list[torch.Tensor]:
-        return [self.target.flat]
+    def update(self, batch: dict, *, phase: Any) -> dict:
+        now, steps, errors = at(self.config, phase["step"]), [], []
+        sizes = step_sizes(now.learning_rate, now.max_grad_norm, "cpu")
+        with all_or_nothing("Little update", model=self.learner, budget=self.budget):
+            for rows in minibatches(batch, self.budget, phase, now.replay_ratio):
+                step = self.learner.step(rows, **sizes)
+                metrics = {"loss": step.loss}
+                if self.budget.steps % 2 == 0:
+                    self.learner.follow(0.5)
+                    metrics["moved"] = self.budget.steps
+                steps.append(metrics)
+                errors.append(step.aux[ERROR])
+        update_priorities(self.context, batch, errors, phase)
+        return {**averages(steps), "gradient_steps": self.budget.steps}
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +94,7 @@ def phase(step: int = 0, kind: str = "online", buffer: str | None = None) -> dic
     return {"name": "train", "type": kind, "step": step, "progress": 0.0, "buffer": buffer}
 
 
-def minibatches(count: int, seed: int = 0) -> dict[str, torch.Tensor]:
+def random_batch(count: int, seed: int = 0) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return {
         OBS: torch.randn(count, ROWS, 4, generator=draw),
@@ -92,25 +112,24 @@ def test_random_actions_until_learning_starts_then_the_policys(tiny):
     actions = orchestrator.buffers["replay"].last(60)["action"]
     counts = Counter(actions.tolist())
     assert set(counts) == {0, 1} and min(counts.values()) >= 15
-    assert orchestrator.workflow.gradient_steps == 0
+    assert orchestrator.workflow.budget.steps == 0
     play(orchestrator, 2)
     assert orchestrator.buffers["replay"].last(20)["action"].tolist() == [0] * 20
-    assert orchestrator.workflow.gradient_steps == 20
+    assert orchestrator.workflow.budget.steps == 20
 
 
 @pytest.mark.parametrize("num_envs", [1, 4, 7])
-def test_the_account_is_exact_at_every_point_and_through_a_save(tiny, num_envs):
+def test_the_budget_is_exact_at_every_point_and_through_a_save(tiny, num_envs):
     words = [f"environment.num_envs={num_envs}", "algorithm.replay_ratio=0.3"]
     orchestrator = tiny(SPEC, *SMALL, *words)
     while orchestrator.counters.env_steps < 20 + 100:
         play(orchestrator)
         if orchestrator.scheduler.at_cycle_start:
             after = max(orchestrator.counters.env_steps - 20, 0)
-            assert orchestrator.workflow.gradient_steps == 3 * after // 10
+            assert orchestrator.workflow.budget.steps == 3 * after // 10
         else:  # what was collected has not been looked at: a good place to be interrupted
             state = join(*split(orchestrator.workflow.get_state()))
-            orchestrator.workflow.earned.seen, orchestrator.workflow.earned.parts = 0, 0
-            orchestrator.workflow.gradient_steps = 0
+            orchestrator.workflow.budget.load_state_dict({"steps": 0, "seen": 0, "parts": 0})
             orchestrator.workflow.set_state(state)
 
 
@@ -123,14 +142,14 @@ def test_several_gradient_steps_are_as_many_minibatches_of_their_own(tiny):
     assert batch[OBS].shape == (30, ROWS, 4)  # 1.5 · 20 steps after the first 20, asked for twice
     assert not torch.equal(batch[OBS][0], batch[OBS][1])
     metrics = workflow.update(batch, phase=phase(40))
-    assert metrics["gradient_steps"] == workflow.gradient_steps == 30
+    assert metrics["gradient_steps"] == workflow.budget.steps == 30
     assert workflow.sample(buffer, hook="update", phase=phase(40)) is None
     # A number that only every second step has is averaged over those: 2, 4, …, 30.
     assert metrics["moved"] == 16
     assert set(metrics) == {"loss", "moved", "gradient_steps"}
 
 
-def test_an_offline_phase_takes_one_gradient_step_per_call_and_earns_nothing(tiny):
+def test_an_offline_phase_takes_one_gradient_step_per_call_and_leaves_the_budget(tiny):
     phases = (
         "training.phases=[{name: play, duration_steps: 40, hooks: [collect]}, "
         "{name: study, type: offline, duration_updates: 5, hooks: [update]}, "
@@ -140,12 +159,12 @@ def test_an_offline_phase_takes_one_gradient_step_per_call_and_earns_nothing(tin
     workflow, taken = orchestrator.workflow, []
     while orchestrator.scheduler.view()["name"] != "both":
         play(orchestrator)
-        taken.append(workflow.gradient_steps)
+        taken.append(workflow.budget.steps)
     assert orchestrator.counters.env_steps == 40
     assert taken == [0] * 10 + [1, 2, 3, 4, 5]
-    play(orchestrator, 2)  # what was only collected earned nothing; these 4 steps do
-    assert workflow.gradient_steps == 5 + 4
-    assert (workflow.earned.seen, workflow.earned.parts) == (44, 0)
+    play(orchestrator, 2)  # what was only collected allows nothing; these 4 steps do
+    assert workflow.budget.steps == 5 + 4
+    assert (workflow.budget.seen, workflow.budget.parts) == (44, 0)
 
 
 # -- a bad number --------------------------------------------------------------------------------
@@ -155,27 +174,29 @@ def test_a_bad_minibatch_leaves_everything_as_it_was(tiny):
     workflow, twin = (tiny(SPEC, *SMALL).workflow for _ in range(2))
     twin.set_state(join(*split(workflow.get_state())))
     for each in (workflow, twin):
-        each.earned.count(20 + 9, 1.0)
-        each.update(minibatches(3), phase=phase(29))
+        each.budget.due(phase(29), 1.0, ready=True)
+        each.update(random_batch(3), phase=phase(29))
     before = fingerprint(workflow.get_state())
-    weights, slow = workflow.optimizer.state.flat.clone(), workflow.target.flat.clone()
-    bad = minibatches(3, seed=1)  # the first is good, and the second would move the target
+    weights, slow = workflow.learner.state.flat.clone(), workflow.learner.target_flat.clone()
+    bad = random_batch(3, seed=1)  # the first is good, and the second would move the target
     bad[REWARD][1, 2] = float("nan")
     with pytest.raises(NonFiniteError, match="Little update of model"):
         workflow.update(bad, phase=phase(29))
     assert fingerprint(workflow.get_state()) == before
-    assert torch.equal(workflow.optimizer.state.flat, weights)
-    assert torch.equal(workflow.target.flat, slow)
-    assert workflow.gradient_steps == 3 and float(workflow.optimizer.state.updates) == 3
-    assert workflow.earned.count(29, 1.0) == 6  # 9 were earned, 3 taken: the bad ones stay due
+    assert torch.equal(workflow.learner.state.flat, weights)
+    assert torch.equal(workflow.learner.target_flat, slow)
+    assert workflow.budget.steps == 3 and float(workflow.learner.state.updates) == 3
+    assert (
+        workflow.budget.due(phase(29), 1.0, ready=True) == 6
+    )  # 9 were allowed, 3 taken: the bad ones stay due
     for each in (workflow, twin):  # and the next one is as if there had been no bad one
-        each.update(minibatches(3, seed=2), phase=phase(29))
+        each.update(random_batch(3, seed=2), phase=phase(29))
     assert fingerprint(workflow.get_state()) == fingerprint(twin.get_state())
-    assert not torch.equal(workflow.optimizer.state.flat, weights)
-    assert not torch.equal(workflow.target.flat, slow)
+    assert not torch.equal(workflow.learner.state.flat, weights)
+    assert not torch.equal(workflow.learner.target_flat, slow)
 
 
-# -- what the buffer is told ---------------------------------------------------------------------
+# -- what the buffer gets ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("named", "moved"), [(None, "replay"), ("more", "more")])
@@ -188,7 +209,7 @@ def test_errors_become_priorities_in_the_buffer_of_the_phase(tiny, named, moved)
             buffer.add(each)
     batch = workflow.sample(buffers[moved], hook="update", phase=phase(21))
     with torch.no_grad():
-        error = workflow.model(batch[OBS]).squeeze(-1).sub(batch[REWARD]).abs()
+        error = workflow.learner.module(batch[OBS]).squeeze(-1).sub(batch[REWARD]).abs()
     workflow.update(batch, phase=phase(21, buffer=named))
     for name, buffer in buffers.items():
         told = buffer.tree.get(batch[INDEX].numpy().ravel())
@@ -258,10 +279,10 @@ def test_what_does_not_fit_the_rest_is_refused(words, message):
 )
 def test_bad_values_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        ReplayConfig(**options)
+        TransitionConfig(**options)
 
 
-def test_steps_of_a_phase_that_only_collects_earn_nothing(tiny):
+def test_steps_of_a_phase_that_only_collects_allow_nothing(tiny):
     phases = "[{name: explore, duration_steps: 512, hooks: [collect]}, {hooks: [collect, update]}]"
     orchestrator = tiny(SPEC, *SMALL, f"training.phases={phases}", "algorithm.replay_ratio=1")
     workflow = orchestrator.workflow
@@ -270,7 +291,7 @@ def test_steps_of_a_phase_that_only_collects_earn_nothing(tiny):
     before = orchestrator.counters.env_steps
     orchestrator.execute("collect")
     orchestrator.execute("update")
-    assert workflow.gradient_steps == orchestrator.counters.env_steps - before
+    assert workflow.budget.steps == orchestrator.counters.env_steps - before
 
 
 def test_other_policies_feed_the_statistics_too(tiny):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from algorithms.test_sac import learn
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
@@ -15,7 +16,6 @@ from rl_lab.core.batch import (
     TRUNCATED,
 )
 from rl_lab.core.errors import ConfigError, UserError
-from rl_lab.core.schedule import at
 from tiny_runs import tiny_config, tiny_run
 
 CONTINUOUS, DISCRETE = "Pendulum-v1:sac_none", "CartPole-v1:sac_none"
@@ -32,13 +32,6 @@ ROOMS, GATES, SWITCHES = (
     f"space_envs:{name}-v0:sac_none" for name in ("Rooms", "Gates", "Switches")
 )
 MASK = "environment.wrappers=[{id: ActionMask}]"
-
-
-def learned(workflow, rows: dict, steps: int) -> None:
-    now = at(workflow.config, 0)
-    for _ in range(steps):
-        workflow.gradient_steps += 1
-        workflow.learn(rows, now)
 
 
 def rows_of(action: torch.Tensor, reward: torch.Tensor, size: int, *, terminated: bool) -> dict:
@@ -58,10 +51,10 @@ def test_the_soft_optimal_policy_of_one_decision(tiny):
     # Rewards 0 and 1 and α = 0.5: π ∝ exp(r / α), so the better action has 1 / (1 + e⁻²) = 0.8808
     workflow = tiny(DISCRETE, *SMALL, "algorithm.temperature=0.5").workflow
     action = torch.arange(16) % 2
-    learned(workflow, rows_of(action, action.float(), 4, terminated=True), 300)
-    chances = workflow.actor(torch.ones(1, 4)).log_probs.exp()
+    learn(workflow, rows_of(action, action.float(), 4, terminated=True), 300)
+    chances = workflow.policy(torch.ones(1, 4)).log_probs.exp()
     assert chances[0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=0.01)
-    q = workflow.critic(torch.ones(1, 4))[:, 0]
+    q = workflow.critic.module(torch.ones(1, 4))[:, 0]
     torch.testing.assert_close(q, torch.tensor([[0.0, 1.0]] * 2), atol=0.02, rtol=0)
 
 
@@ -73,8 +66,8 @@ def test_the_temperature_falls_where_masks_leave_little_to_choose(tiny):
     parts = workflow.context.spec.observation.parts
     (name,) = set(parts) - {ACTION_MASK}
     rows[OBS] = rows[NEXT_OBS] = {name: rows[OBS], ACTION_MASK: mask.to(torch.int8)}
-    learned(workflow, rows, 150)
-    assert workflow.temperature.log_alpha.exp().item() < 0.1
+    learn(workflow, rows, 150)
+    assert workflow.alpha(workflow.config).item() < 0.1
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
@@ -85,9 +78,9 @@ def test_a_truncated_loop_is_worth_its_future_and_its_entropy(tiny, alpha, termi
     words = [f"algorithm.temperature={alpha}", "algorithm.gamma=0.5", "algorithm.target_rate=0.1"]
     workflow = tiny(DISCRETE, *SMALL, *words).workflow
     action = torch.arange(16) % 2
-    learned(workflow, rows_of(action, torch.ones(16), 4, terminated=terminated), 300)
+    learn(workflow, rows_of(action, torch.ones(16), 4, terminated=terminated), 300)
     expected = 1.0 if terminated else 2 + alpha * math.log(2)
-    q = workflow.critic(torch.ones(1, 4))
+    q = workflow.critic.module(torch.ones(1, 4))
     torch.testing.assert_close(q, torch.full_like(q, expected), atol=0.04, rtol=0)
 
 
@@ -101,8 +94,8 @@ def test_a_continuous_decision_finds_the_best_action_and_the_wanted_entropy(tiny
     for _ in range(600):
         action = torch.rand(64, 1, generator=draw) * 2 - 1
         reward = -4 * (action[:, 0] - 0.5).square()
-        learned(workflow, rows_of(action, reward, 3, terminated=True), 1)
-    policy = workflow.actor(torch.ones(4000, 3))
+        learn(workflow, rows_of(action, reward, 3, terminated=True), 1)
+    policy = workflow.policy(torch.ones(4000, 3))
     assert policy.mode()[0].item() == pytest.approx(0.5, abs=0.1)
     entropy = -policy.draw(torch.randn(4000, 1, generator=draw))[1].mean()
     assert entropy.item() == pytest.approx(-1.0, abs=0.3)
@@ -120,7 +113,7 @@ def test_gradient_steps_are_earned_exactly(tiny, num_envs):
         orchestrator.execute(orchestrator.scheduler.next_action())
         if orchestrator.scheduler.at_cycle_start:
             after = max(orchestrator.counters.env_steps - 14, 0)
-            assert orchestrator.workflow.gradient_steps == 3 * after // 10
+            assert orchestrator.workflow.budget.steps == 3 * after // 10
             seen.add(after)
     assert max(seen) >= 98
 
@@ -161,9 +154,9 @@ def test_a_shared_encoder_is_trained_by_the_critics_alone(tiny):
     workflow = orchestrator.workflow
     for _ in range(8):
         orchestrator.execute(orchestrator.scheduler.next_action())
-    names = workflow.actor_optimizer.names
+    names = workflow.actor.names
     assert names and not any("encoder" in name for name in names)
-    assert any("encoder" in name for name in workflow.critic_optimizer.names)
+    assert any("encoder" in name for name in workflow.critic.names)
 
 
 def test_statistics_take_every_fresh_frame_once(tiny):
@@ -185,7 +178,7 @@ def test_statistics_take_every_fresh_frame_once(tiny):
         ("environment.normalize_reward=true", "normalize_reward would change rewards"),
         ("+network.memory.type=gru", "network.memory has no use here"),
         ("algorithm.subset=3", r"subset: must be in 1 … critics \(2\), got 3"),
-        ("algorithm.target_rate=1.5", "target_rate: must be at most 1, got 1.5"),
+        ("algorithm.target_rate=1.5", r"target_rate: must be in \[0, 1\], got 1.5"),
         ("algorithm.temperature=-1", "temperature: must be auto, or 0 or more, got -1"),
         ("algorithm.critics=0", "critics: must be at least 1, got 0"),
         ("algorithm.actor_learning_rate=-1", "actor_learning_rate: must be positive, got -1"),

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from algorithms.test_sac import CONTINUOUS, DISCRETE, SMALL, batch_of, learn
-from rl_lab.algorithms.replay import ERROR
-from rl_lab.core.batch import NEXT_OBS, OBS
+from algorithms.test_sac import CONTINUOUS, DISCRETE, SMALL, batch_of, learn, target_of
+from rl_lab.algorithms.sac import actor_loss, critic_loss
+from rl_lab.core.batch import ACTION, NEXT_OBS, OBS
 from rl_lab.core.errors import ConfigError, UserError
 from rl_lab.core.schedule import at
 from rl_lab.networks.flow import FlowHead
@@ -20,56 +20,52 @@ def sac(tiny):
     return lambda spec=CONTINUOUS, *words: tiny(spec, *SMALL, *words).workflow
 
 
-def test_the_target_the_critics_and_the_actor_lose_units(sac):
-    """Each has masks of its own: with the same noise again, only masks can make a difference."""
+def test_target_critics_and_actor_have_dropout_masks_of_their_own(sac):
     workflow = sac(CONTINUOUS, DROPS)
-    rows, now, alpha = batch_of(workflow), at(workflow.config, 0), torch.tensor(0.1)
     drawn = []
-    honest = workflow.masks
-    workflow.masks = lambda *inputs: drawn.append(honest(*inputs)) or drawn[-1]
-    learn(workflow, rows, 1)
+    draw = workflow._dropout_masks
+    workflow._dropout_masks = lambda *inputs: drawn.append(draw(*inputs)) or drawn[-1]
+    learn(workflow, batch_of(workflow), 1)
     assert len(drawn) == 3
     assert not torch.equal(drawn[0][0], drawn[1][0]) and not torch.equal(drawn[1][0], drawn[2][0])
-    found = []
-    for masks in (drawn[0], drawn[0], drawn[1]):
-        workflow.masks = lambda *inputs, masks=masks: masks
-        workflow.noise_rng.manual_seed(0)
-        found.append(workflow.bootstrap(rows, alpha, now))
-    assert torch.equal(found[0], found[1]) and not torch.allclose(found[0], found[2])
 
 
-@pytest.mark.parametrize("part", ["critic", "actor"])
-def test_masks_reach_the_losses(sac, part):
+@pytest.mark.parametrize("part", ["target", "critic", "actor"])
+def test_masks_reach_target_and_losses(sac, part):
+    """With the same noise again, only the masks can make a difference."""
     workflow = sac(CONTINUOUS, DROPS)
-    rows = batch_of(workflow)
-    noise, alpha, target = workflow.noise(rows[OBS]), torch.tensor(0.1), torch.zeros(16)
-    losses = []
+    rows, critic = batch_of(workflow), workflow.critic.module
+    noise, alpha = workflow.noise(16, workflow.noise_rng), torch.tensor(0.1)
+    found = []
     for seed in (0, 0, 1):
-        masks = workflow.critic.values.masks(16, 0.5, torch.Generator().manual_seed(seed))
-        optimizer = workflow.optimizers()[part]
-        inputs = {
-            "critic": (rows[OBS], rows["action"], target, None, masks),
-            "actor": (rows[OBS], workflow.critic, noise, alpha, masks),
-        }[part]
-        losses.append(optimizer._loss_module(*inputs)[0].item())
-    assert losses[0] == losses[1] != losses[2]
+        masks = critic.values.masks(16, 0.5, torch.Generator().manual_seed(seed))
+        if part == "target":
+            workflow.noise_rng.manual_seed(0)
+            value = target_of(workflow, rows, 0.1, masks=masks).mean()
+        elif part == "critic":
+            value = critic_loss(critic, rows[OBS], rows[ACTION], torch.zeros(16), None, masks)[0]
+        else:
+            inputs = (rows[OBS], critic, noise, alpha, masks)
+            value = actor_loss(workflow.actor.module, *inputs, how="min")[0]
+        found.append(value.item())
+    assert found[0] == found[1] != found[2]
 
 
 def test_without_dropout_no_random_number_is_drawn_for_it(sac):
     workflow = sac()
     before = workflow.noise_rng.get_state()
-    assert workflow.masks(batch_of(workflow), at(workflow.config, 0)) == ()
+    assert workflow._dropout_masks(16, at(workflow.config, 0)) == ()
     assert torch.equal(workflow.noise_rng.get_state(), before)
 
 
 def test_a_flow_learns_and_acts_within_bounds(sac):
     workflow = sac(CONTINUOUS, "algorithm.policy=flow", "algorithm.couplings=3")
-    assert isinstance(workflow.actor.head, FlowHead) and len(workflow.actor.head.couplings) == 3
-    assert workflow.fast is None
-    before = [each.clone() for each in workflow.actor.parameters()]
+    assert isinstance(workflow.policy.head, FlowHead) and len(workflow.policy.head.couplings) == 3
+    assert workflow.numpy_actor is None
+    before = [each.clone() for each in workflow.policy.parameters()]
     metrics = learn(workflow, batch_of(workflow), 3)
-    assert {"entropy", "actor_loss", ERROR} <= set(metrics)
-    pairs = zip(before, workflow.actor.parameters(), strict=True)
+    assert {"entropy", "actor_loss"} <= set(metrics)
+    pairs = zip(before, workflow.policy.parameters(), strict=True)
     assert all(not torch.equal(old, new) for old, new in pairs)
     obs = batch_of(workflow)[NEXT_OBS]
     sampled = [workflow.act(obs, None, deterministic=False).action for _ in range(2)]
@@ -88,10 +84,10 @@ def test_noise_of_the_state_is_the_gaussian_over_all_matrices(sac):
     """Mean and spread of what is explored in one state, against what the learner believes."""
     workflow = sac(CONTINUOUS, GSDE)
     torch.manual_seed(0)
-    workflow.actor.head.log_std.data += 0.3 * torch.randn_like(workflow.actor.head.log_std)
+    workflow.policy.head.log_std.data += 0.3 * torch.randn_like(workflow.policy.head.log_std)
     obs = torch.tensor([[0.6, -0.8, 2.0]]).expand(40_000, -1)
     tried = workflow.act(obs, workflow.initial_state(40_000), deterministic=False).action
-    believed = workflow.actor(obs[:1])
+    believed = workflow.policy(obs[:1])
     u = tried.double().clamp(-1 + 1e-9, 1 - 1e-9).atanh()
     assert u.mean().item() == pytest.approx(believed.mean.item(), abs=0.02)
     assert u.std().log().item() == pytest.approx(believed.log_std.item(), abs=0.02)
@@ -114,11 +110,11 @@ def test_the_same_state_gets_the_same_action_until_the_noise_changes(sac):
 def test_the_mean_of_gsde_is_bounded(sac):
     """A mean that runs away would leave tanh without a gradient and noise without an effect."""
     workflow = sac(CONTINUOUS, GSDE)
-    head = workflow.actor.head
+    head = workflow.policy.head
     torch.nn.init.constant_(head.mean.bias, 50.0)
     obs = torch.ones(4, 3)
-    assert workflow.actor(obs).mean.tolist() == [[2.0]] * 4
-    quiet = head.explore(workflow.actor.encoder(obs), torch.zeros(4, *head.log_std.shape))
+    assert workflow.policy(obs).mean.tolist() == [[2.0]] * 4
+    quiet = head.noisy_action(workflow.policy.encoder(obs), torch.zeros(4, *head.log_std.shape))
     torch.testing.assert_close(quiet, torch.full((4, 1), 2.0).tanh())
 
 
@@ -146,11 +142,11 @@ def test_evaluations_leave_the_noise_alone(sac):
     state = workflow.initial_state(2)
     decision = workflow.act(torch.ones(2, 3), state, deterministic=True)
     assert decision.state is state
-    torch.testing.assert_close(decision.action, workflow.actor(torch.ones(2, 3)).mode())
+    torch.testing.assert_close(decision.action, workflow.policy(torch.ones(2, 3)).mode())
 
 
 def test_the_spread_of_noise_learns_and_does_not_teach_the_layers(sac):
-    head = sac(CONTINUOUS, GSDE).actor.head
+    head = sac(CONTINUOUS, GSDE).policy.head
     head(torch.ones(2, 3)).log_std.sum().backward()
     assert head.log_std.grad.abs().sum() > 0
     assert all(each.grad is None for each in head.hidden.parameters())
@@ -159,7 +155,7 @@ def test_the_spread_of_noise_learns_and_does_not_teach_the_layers(sac):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("algorithm.critic_dropout=1.0", "critic_dropout: must be in"),
+        ("algorithm.critic_dropout=1.0", "critic_dropout: must be below 1"),
         ("algorithm.critic_dropout=-0.1", "critic_dropout: must be in"),
         ("algorithm.couplings=0", "couplings: must be at least 1"),
         ("algorithm.policy=flows", "policy"),

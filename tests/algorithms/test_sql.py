@@ -39,6 +39,14 @@ def rows(count: int = 8, **more) -> dict:
     }
 
 
+PHASE = {"name": "train", "type": "online", "step": 0, "buffer": None}
+
+
+def learn(made, batch: dict) -> dict:
+    """One gradient step on these rows."""
+    return made.update({name: each.unsqueeze(0) for name, each in batch.items()}, phase=PHASE)
+
+
 def target_of(made, batch: dict) -> torch.Tensor:
     now = at(made.config, 0)
     return made._target(batch, made._next_values(batch, now), now)
@@ -113,15 +121,15 @@ def test_a_target_looks_at_where_the_step_ended(workflow):
     assert torch.equal(target(**{OBS: torch.zeros(8, 2)}), target())
     assert (target(**{NEXT_OBS: torch.zeros(8, 2)}) != target()).all()
     before = target()
-    made.critic_optimizer.state.flat.add_(1.0)  # Q itself is not asked, its target is
+    made.critic.state.flat.add_(1.0)  # Q itself is not asked, its target is
     assert torch.equal(target(), before)
-    made.target.flat.add_(1.0)
+    made.critic.target_flat.add_(1.0)
     assert (target() != before).all()
 
 
 def test_the_value_is_of_actions_all_over_the_space_and_of_others_in_each_row(workflow):
     made, seen = workflow("algorithm.value_particles=50"), []
-    made.target.module = lambda obs, action: seen.append(action) or action[..., :1]
+    made.critic.target = lambda obs, action: seen.append(action) or action[..., :1]
     target_of(made, rows())
     (uniform,) = seen
     assert uniform.shape == (8, 50, 2) and len(uniform.flatten().unique()) > 790
@@ -135,10 +143,10 @@ def test_the_bellman_error_is_halved_squared_and_weighted():
             return action
 
     q, target = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0, 1.0])
-    loss, metrics = sql.critic_loss(Fixed(), None, q, target, torch.tensor([1.0, 0.5]))
+    loss, _, aux = sql.critic_loss(Fixed(), None, q, target, torch.tensor([1.0, 0.5]))
     # Errors 2 and -1: ½ · mean(4, 0.5) = 1.125
     assert loss.item() == 1.125
-    assert metrics["error"].tolist() == [2.0, 1.0]
+    assert aux["error"].tolist() == [2.0, 1.0]
 
 
 # --------------------------------------------------------------------------------- SVGD
@@ -234,10 +242,11 @@ def test_the_samplers_gradient_is_the_direction_through_its_own_derivative(workf
     made = workflow()
     obs, noise = rows(4)[OBS], torch.randn(4, 3, 2)
     direction = torch.randn(4, 3, 2)
-    parameters = list(made.sampler.parameters())
-    loss, _ = sql.sampler_loss(made.sampler, obs, noise, direction)
+    sampler = made.sampler.module
+    parameters = list(sampler.parameters())
+    loss, _, _ = sql.sampler_loss(sampler, obs, noise, direction)
     ours = torch.autograd.grad(loss, parameters)
-    action = made.sampler(obs, noise).tanh()
+    action = sampler(obs, noise).tanh()
     pushed = torch.autograd.grad(action, parameters, grad_outputs=direction)
     for mine, theirs in zip(ours, pushed, strict=True):
         assert torch.allclose(mine, -theirs / 12, atol=1e-6)  # the mean over 4 · 3 particles
@@ -254,19 +263,19 @@ def test_the_samplers_step_leaves_q_alone_and_qs_step_the_sampler(workflow):
     made = workflow()
     now, batch = at(made.config, 0), rows()
     limits = {"learning_rate": torch.tensor(0.1), "max_grad_norm": torch.tensor(10.0)}
-    critic, sampler = flat(made.critic), flat(made.sampler)
+    critic, sampler = flat(made.critic.module), flat(made.sampler.module)
     noise, direction = made._direction(batch[OBS], 8, now)
     assert not direction.requires_grad
-    made.sampler_optimizer.step(batch[OBS], noise, direction, **limits)
-    assert torch.equal(flat(made.critic), critic)
-    assert all(each.grad is None for each in made.critic.parameters())
-    moved = flat(made.sampler)
+    made.sampler.step(batch[OBS], noise, direction, **limits)
+    assert torch.equal(flat(made.critic.module), critic)
+    assert all(each.grad is None for each in made.critic.module.parameters())
+    moved = flat(made.sampler.module)
     assert not torch.equal(moved, sampler)
     target = target_of(made, batch)
     assert not target.requires_grad
-    made.critic_optimizer.step(batch[OBS], batch[ACTION], target, torch.ones(8), **limits)
-    assert torch.equal(flat(made.sampler), moved)
-    assert not torch.equal(flat(made.critic), critic)
+    made.critic.step(batch[OBS], batch[ACTION], target, torch.ones(8), **limits)
+    assert torch.equal(flat(made.sampler.module), moved)
+    assert not torch.equal(flat(made.critic.module), critic)
 
 
 def test_particles_are_shared_out_between_those_that_move_and_those_that_pull(workflow):
@@ -275,9 +284,11 @@ def test_particles_are_shared_out_between_those_that_move_and_those_that_pull(wo
     noise, direction = made._direction(obs, 8, at(made.config, 0))
     assert noise.shape == direction.shape == (8, 3, 2)
     made.rng.set_state(start)
-    action = made.sampler(obs, torch.randn(8, 10, 2, generator=made.rng)).tanh()
-    assert torch.equal(made.sampler(obs, noise).tanh(), action[:, :3])  # what moves, by its noise
-    score = sql.score_of(made.critic, obs, action[:, 3:])
+    action = made.sampler.module(obs, torch.randn(8, 10, 2, generator=made.rng)).tanh()
+    assert torch.equal(
+        made.sampler.module(obs, noise).tanh(), action[:, :3]
+    )  # what moves, by its noise
+    score = sql.score_of(made.critic.module, obs, action[:, 3:])
     torch.testing.assert_close(direction, sql.stein_direction(action[:, 3:], score, action[:, :3]))
     few = SQLConfig(kernel_particles=3, kernel_update_ratio=0.9)
     assert few.moved_particles() == 1  # a bandwidth needs two that stay
@@ -286,46 +297,67 @@ def test_particles_are_shared_out_between_those_that_move_and_those_that_pull(wo
 
 def test_the_target_is_copied_when_it_is_old_enough(workflow):
     made = workflow("algorithm.target_every=3")
-    start = flat(made.target.module)
-    assert torch.equal(start, flat(made.critic))
+    start = flat(made.critic.target)
+    assert torch.equal(start, flat(made.critic.module))
     for _ in range(2):
-        made.learn(rows(), at(made.config, 0))
-    assert torch.equal(flat(made.target.module), start)
-    made.learn(rows(), at(made.config, 0))
-    assert torch.equal(flat(made.target.module), flat(made.critic))
-    copied = flat(made.critic)
+        learn(made, rows())
+    assert torch.equal(flat(made.critic.target), start)
+    learn(made, rows())
+    assert torch.equal(flat(made.critic.target), flat(made.critic.module))
+    copied = flat(made.critic.module)
     assert not torch.equal(copied, start)
-    made.learn(rows(), at(made.config, 0))
-    assert torch.equal(flat(made.target.module), copied)  # its age began anew
+    learn(made, rows())
+    assert torch.equal(flat(made.critic.target), copied)  # its age began anew
 
 
 def test_a_target_that_follows_moves_by_its_rate(workflow):
     made = workflow("algorithm.target_every=1", "algorithm.target_rate=0.25")
-    start = flat(made.critic)
-    made.learn(rows(), at(made.config, 0))
-    expected = start + 0.25 * (flat(made.critic) - start)
-    assert torch.allclose(flat(made.target.module), expected)
+    start = flat(made.critic.module)
+    learn(made, rows())
+    expected = start + 0.25 * (flat(made.critic.module) - start)
+    assert torch.allclose(flat(made.critic.target), expected)
 
 
-def test_a_bad_number_leaves_everything_as_it_was_the_targets_age_too(workflow):
+def test_a_bad_number_leaves_everything_as_it_was(workflow):
     made = workflow("algorithm.target_every=5")
-    phase = {"name": "train", "type": "online", "step": 0, "buffer": None}
     batch = {name: torch.stack([each] * 3) for name, each in rows().items()}
-    made.update(batch, phase=phase)
+    made.update(batch, phase=PHASE)
     before = fingerprint(made.get_state())
     batch[REWARD][2, 0] = math.nan  # the second of these would have moved the target
     with pytest.raises(NonFiniteError, match="SQL update of critic"):
-        made.update(batch, phase=phase)
+        made.update(batch, phase=PHASE)
     assert fingerprint(made.get_state()) == before
-    assert int(made.target_age) == 3
+    assert made.budget.steps == 3
 
 
-def test_weights_of_a_prioritized_buffer_count_and_errors_are_told(workflow):
+def test_weights_of_a_prioritized_buffer_count(workflow):
     one, other = workflow(), workflow()
-    metrics = one.learn(rows(), at(one.config, 0))
-    assert metrics["error"].shape == (8,)
-    none = other.learn(rows(**{WEIGHT: torch.zeros(8)}), at(other.config, 0))
+    metrics = learn(one, rows())
+    none = learn(other, rows(**{WEIGHT: torch.zeros(8)}))
     assert none["critic_loss"].item() == 0 < metrics["critic_loss"].item()
+
+
+def test_a_state_of_an_earlier_version_is_loaded(workflow):
+    first, second = workflow(), workflow("experiment.seed=7")
+    for _ in range(3):
+        learn(first, rows())
+    first.budget.seen, first.budget.parts = 29, 500_000
+    state = dict(first.get_state())
+    critic, sampler, budget = (state.pop(name) for name in ("critic", "sampler", "budget"))
+    values = {**state["values"], "gradient_steps": budget.pop("steps")}
+    second.set_state(
+        {
+            "critic": critic["module"],
+            "target": critic["target"],
+            "critic_optimizer": critic["optimizer"],
+            "sampler": sampler["module"],
+            "sampler_optimizer": sampler["optimizer"],
+            "earned": budget,
+            "values": {**values, "target_age": torch.tensor(3)},
+        }
+    )
+    assert fingerprint(second.get_state()) == fingerprint(first.get_state())
+    assert second.budget.steps == 3
 
 
 def test_it_acts_by_samples_or_by_the_best_of_a_fixed_set(workflow):
@@ -333,9 +365,9 @@ def test_it_acts_by_samples_or_by_the_best_of_a_fixed_set(workflow):
     obs = rows(6)[OBS]
     action = made.act(obs, None, deterministic=True).action
     assert torch.equal(action, made.act(obs, None, deterministic=True).action)
-    choices = made.sampler(obs, made.greedy_noise.expand(6, -1, -1)).tanh()
-    best = made.critic(obs, choices).squeeze(-1).max(-1).values
-    assert torch.allclose(made.critic(obs, action).squeeze(-1), best)
+    choices = made.sampler.module(obs, made.greedy_noise.expand(6, -1, -1)).tanh()
+    best = made.critic.module(obs, choices).squeeze(-1).max(-1).values
+    assert torch.allclose(made.critic.module(obs, action).squeeze(-1), best)
     first, second = (made.act(obs, None, deterministic=False).action for _ in range(2))
     assert first.shape == (6, 2) and not torch.equal(first, second)
     assert (first.abs() <= 1).all()
@@ -354,7 +386,7 @@ def test_pictures_show_q_with_samples_and_values_with_paths(workflow):
     assert points.places.shape == (100, 2) and np.abs(points.places).max() <= 1
     # z [Y, X]: row by row along x.
     place = torch.tensor([[contour.x[7], contour.y[3]]])
-    q = made.critic(torch.tensor([[2.5, 2.5]]), place).item()
+    q = made.critic.module(torch.tensor([[2.5, 2.5]]), place).item()
     assert contour.z[3, 7] == pytest.approx(q, rel=1e-4)
     value, lines = drawn["paths"].layers
     assert isinstance(lines, Lines) and list(lines.paths) == paths
@@ -370,7 +402,7 @@ def test_pictures_show_q_with_samples_and_values_with_paths(workflow):
         ({"target_every": 0}, "target_every must be at least 1, got 0"),
         ({"reward_scale": 0.0}, "reward_scale must be positive, got 0"),
         ({"kernel_update_ratio": 1.0}, "kernel_update_ratio must be below 1, got 1"),
-        ({"target_rate": 1.5}, "target_rate must be at most 1, got 1.5"),
+        ({"target_rate": 1.5}, r"target_rate must be in \[0, 1\], got 1.5"),
         ({"n_step": 3}, "n_step must be 1 in soft Q-learning, got 3"),
     ],
 )

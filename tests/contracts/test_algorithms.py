@@ -24,13 +24,14 @@ from tiny_world_models import ONE, WORLD_MODELS
 
 WORKFLOWS = registry.names("workflow")
 ENVIRONMENTS = ("CartPole-v1", "Pendulum-v1")
-HOMES = {  # where an algorithm is at home, if it is not at CartPole
+HOMES = {  # where an algorithm is at home, if it is not at CartPole or, continuous, at Pendulum
     **dict.fromkeys(("q_learning", "sarsa"), "FrozenLake-v1"),
     **dict.fromkeys(("epsilon_greedy", "ucb", "gradient_bandit", "thompson"), "Bandit-v0"),
-    **dict.fromkeys(("sql", "brownian"), "Pendulum-v1"),
+    "brownian": "Pendulum-v1",
     "world_models": "PixelTrack-v0",
 }
-# A new algorithm needs an entry only if its defaults do not fit 64 steps of 4 environments.
+# A new algorithm needs an entry only if its defaults do not fit 64 steps of 4 environments; one
+# that learns from transitions has the options in REPLAY.
 REPLAY = ["learning_starts=32", "batch_size=16", "train_every=16", "replay_ratio=0.1"]
 DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
 SIZES = ["deter=8", "hidden=8", "stoch=3", "units=8", "layers=1", "batch_length=6"]
@@ -40,24 +41,19 @@ SMALL = {
     "random": ["collect_steps=16"],
     "ppo": ["rollout_steps=16", "epochs=2"],
     "reinforce": ["rollout_steps=16", "batch_steps=32"],
-    **dict.fromkeys(("dqn", "sac"), REPLAY),
     "sql": [*REPLAY, "value_particles=4", "kernel_particles=4"],
     **{name: [*WORLD, "horizon=3"] for name in DREAMERS},
     "planet": [*WORLD, *PLANNER],
     "r2d2": ["learning_starts=32", "batch_size=3", "batch_length=14", "train_every=16"],
-    **{name: ["rollout_steps=16"] for name in HOMES if name != "sql"},
+    **{name: ["rollout_steps=16"] for name in HOMES},
     "brownian": ["collect_steps=16"],
     "world_models": [f"{name}={value}" for name, value in WORLD_MODELS.items()],
 }
-ROOM = {
-    name: ["buffers.replay.capacity=256"]
-    for name in ("dqn", "r2d2", "sac", "sql", "planet", *DREAMERS)
-}
-ROOM["world_models"] = ["buffers.replay.capacity=256", ONE]  # its own phases are long
 
 
 def home(name: str) -> str:
-    return HOMES.get(name, ENVIRONMENTS[0])
+    continuous = catalog.workflow_class(name).actions == "continuous"
+    return HOMES.get(name, ENVIRONMENTS[1 if continuous else 0])
 
 
 def places() -> list[tuple[str, str]]:
@@ -72,8 +68,11 @@ def places() -> list[tuple[str, str]]:
 def words(name: str, env: str, *overrides: str) -> list[str]:
     # No preset: nothing fights the overrides.
     spec = [f"{env}:random", f"algorithm.name={name}"] if name != "random" else [f"{env}:random"]
-    own = [f"algorithm.{each}" for each in SMALL.get(name, [])]
-    return [*spec, *own, *ROOM.get(name, []), *overrides]
+    learns_from = catalog.workflow_class(name).learns_from
+    options = SMALL.get(name, REPLAY if learns_from == "transitions" else [])
+    room = [] if learns_from == "rollouts" else ["buffers.replay.capacity=256"]
+    phases = [ONE] if name == "world_models" else []  # its own are long
+    return [*spec, *(f"algorithm.{each}" for each in options), *room, *phases, *overrides]
 
 
 @pytest.fixture
@@ -146,6 +145,25 @@ def test_a_deterministic_action_is_a_function_of_what_is_seen(built, name, env):
     assert first == second
     assert fingerprint(orchestrator.streams.state_dict()) == before
     assert decide(orchestrator, deterministic=False) != first  # nor does it only pretend to sample
+
+
+FROM_REPLAY = [
+    name for name in WORKFLOWS if catalog.workflow_class(name).learns_from == "transitions"
+]
+
+
+@pytest.mark.parametrize("name", FROM_REPLAY)
+def test_random_actions_until_learning_starts(built, monkeypatch, name):
+    algorithm, decided = built(name, home(name)).workflow, []
+    act = algorithm.act
+    monkeypatch.setattr(
+        algorithm, "act", lambda *inputs, **options: decided.append(1) or act(*inputs, **options)
+    )
+    phase = {"name": "train", "type": "online", "step": 0, "buffer": None}
+    algorithm.collect_step(algorithm.config.learning_starts - 1, phase=phase)
+    assert not decided
+    algorithm.collect_step(algorithm.config.learning_starts, phase=phase)
+    assert len(decided) == algorithm.collect_steps
 
 
 # One cycle is collect, evaluate, every update. The first evaluation is the best so far, so there

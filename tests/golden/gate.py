@@ -97,6 +97,7 @@ CASES: dict[str, tuple[str, str, str]] = {
         "sql",
         f"{REPLAY} {HEADS} algorithm.value_particles=4 algorithm.kernel_particles=4",
     ),
+    "td3": ("Pendulum-v1", "td3", f"{REPLAY} {HEADS}"),
     "q_learning": ("FrozenLake-v1", "q_learning", ROLLOUT),
     "sarsa": ("FrozenLake-v1", "sarsa", ROLLOUT),
     "epsilon_greedy": ("Bandit-v0", "epsilon_greedy", ROLLOUT),
@@ -123,8 +124,8 @@ CASES: dict[str, tuple[str, str, str]] = {
         "training.phases=[{name:all,hooks:[collect,update_world_model,update_controller]}]",
     ),
 }
-COMPILED = """ppo ppo_box dqn dqn_c51 r2d2 sac sac_discrete sac_redq_droq sql dreamer_v1 dreamer_v2
-    dreamer_v3 dreamer_v3_box"""
+COMPILED = """ppo ppo_box dqn dqn_c51 r2d2 sac sac_discrete sac_redq_droq sql td3 dreamer_v1
+    dreamer_v2 dreamer_v3 dreamer_v3_box"""
 
 
 def cases(words: list[str], eager: bool) -> list[tuple[str, bool]]:
@@ -156,7 +157,7 @@ def tensor_digest(file: Path) -> str:
     """Of the float tensors that the algorithm learned, whatever they are called."""
     found = set()
     for name, tensor in load_file(file).items():
-        if name.startswith("workflow") and tensor.is_floating_point() and tensor.numel() > 1:
+        if name.startswith("/workflow") and tensor.is_floating_point() and tensor.numel() > 1:
             found.add(hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest())
     return hashlib.sha256("".join(sorted(found)).encode()).hexdigest()
 

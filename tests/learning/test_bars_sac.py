@@ -58,10 +58,10 @@ def test_without_the_bootstrap_it_does_not_learn(tmp_path, monkeypatch):
     Truncation alone taken for termination is one row of 200 in this task: too little to see in a
     return, so `test_a_truncated_loop_is_worth_its_future_and_its_entropy` looks at the values.
     """
-    honest = sac.bellman_target
+    honest = sac.td_target
 
-    def cut(reward, discount, terminated, *others):
-        return honest(reward, discount, torch.ones_like(terminated), *others)
+    def cut(reward, steps, terminated, *others):
+        return honest(reward, steps, torch.ones_like(terminated), *others)
 
-    monkeypatch.setattr(sac, "bellman_target", cut)
+    monkeypatch.setattr(sac, "td_target", cut)
     assert final_return(tmp_path, PENDULUM, 1, "training.total_timesteps=10000") < -250

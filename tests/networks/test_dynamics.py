@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.learner import Learner, scalar
+from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete
 from rl_lab.networks.dynamics import (
     LOG_STD_RANGE,
@@ -66,7 +67,7 @@ def test_units_by_hand():
     moved, paid = model.imagine_step(torch.tensor([[1.0]]), torch.zeros(1, 1))
     assert moved.tolist() == [[5.0]] and paid.tolist() == [20.0]
     # half the squares of the scaled targets ±1, summed over the two outputs
-    loss, _ = dynamics_loss(model, state, action, next_state, reward)
+    loss, _, _ = dynamics_loss(model, state, action, next_state, reward)
     assert loss.item() == pytest.approx(1.0)
 
 
@@ -155,10 +156,10 @@ def pushed(state, action):
 
 def train(model, rows, steps):
     model.calibrate(*rows)
-    optimizer = FlatOptimizer(model, dynamics_loss, OptimizerConfig())
+    learner = Learner(model, dynamics_loss, OptimizerConfig())
     for _ in range(steps):
-        metrics = optimizer.step(*rows, **PACE)
-    return metrics["model_error"].item()
+        step = learner.step(*rows, **PACE)
+    return step.metrics["model_error"].item()
 
 
 @pytest.mark.parametrize("kind", [MLPDynamics, GaussianEnsemble])

@@ -72,6 +72,7 @@ REST = {
         *SMALL_HEADS,
         *PRIORITIZED,
     ],
+    "td3": ["Pendulum-v1:random", "algorithm.name=td3", *REPLAY, *SMALL_HEADS],
     "sql": ["MultiGoal-v0:random", "algorithm.name=sql", *REPLAY, *SMALL_HEADS],
     "reinforce": [
         "CartPole-v1:random",

@@ -52,7 +52,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, Policy, WorkflowContext
-from rl_lab.core.returns import n_step_return
+from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import Schedule, at
 from rl_lab.core.spec import Discrete
 from rl_lab.core.tree import as_arrays, first_leaf, map_leaves
@@ -140,17 +140,6 @@ class DQNConfig(TransitionConfig):
     def gradient_steps(self, run: Any) -> float:
         """What compiling has to repay: a distribution gains three times as much by it."""
         return super().gradient_steps(run) * (1 if self.distribution == "none" else 3)
-
-
-def td_target(
-    reward: Tensor, steps: Tensor | None, terminated: Tensor, next_value: Tensor, gamma: Tensor
-) -> Tensor:
-    """Rewards of the window, and what the future is worth where there is one.
-
-    `next_value` is [B], or [K, B] where the future is K numbers.
-    """
-    gain, discount = n_step_return(reward, steps, gamma)
-    return gain + discount * torch.where(terminated, 0.0, next_value)
 
 
 def td_loss(value: Tensor, target: Tensor, weight: Tensor | None, *, huber: bool) -> Tensor:

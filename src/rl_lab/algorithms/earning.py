@@ -1,24 +1,21 @@
-"""Base classes of algorithms that are not written with `Learner` yet."""
+"""Base class of algorithms that are not written with `Learner` yet."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
-from rl_lab.algorithms.base import LearnsFrom, Optimized, Roles, Workflow
-from rl_lab.algorithms.replay import ERROR, TransitionConfig, averages
+from rl_lab.algorithms.base import Optimized, Roles, Workflow
 from rl_lab.core.actions import random_action
-from rl_lab.core.batch import INDEX, Action, Batch, CollectResult, Metrics
+from rl_lab.core.batch import Action, CollectResult, Metrics
 from rl_lab.core.clock import Earned
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.learner import scalar
 from rl_lab.core.optim import FlatOptimizer, Loss
 from rl_lab.core.protocols import Phase, WorkflowContext
-from rl_lab.core.schedule import at
 from rl_lab.core.torch_optim import TorchOptimizer
-from rl_lab.core.tree import first_leaf, picked
 
 
 class EarningWorkflow(Workflow):
@@ -126,38 +123,3 @@ class EarningWorkflow(Workflow):
     def slow(self) -> list[torch.Tensor]:
         """Tensors that change beside what the optimisers hold: target networks, statistics."""
         return []
-
-
-class ReplayWorkflow(EarningWorkflow):
-    """Collect a little, then take the gradient steps that were earned."""
-
-    learns_from: ClassVar[LearnsFrom] = "transitions"
-    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "uniform"}}}
-    config: TransitionConfig
-
-    @abstractmethod
-    def learn(self, rows: Batch, now: Any) -> Metrics:
-        """One gradient step on rows [B, …]; `now` is the config with its schedules' values.
-
-        The metric `error` [B] becomes the rows' priorities, where the buffer has any.
-        """
-
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
-        """Minibatches for all gradient steps that are due, [K, B, …]."""
-        now = at(self.config, phase["step"])
-        due = self.due(phase, now.replay_ratio, ready=buffer.ready())
-        if due == 0:
-            return None
-        return buffer.sample(now.batch_size, due, n_step=now.n_step, beta=now.importance_beta)
-
-    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """One gradient step per minibatch. On a bad number everything is as it was before."""
-        now = at(self.config, phase["step"])
-        count = len(first_leaf(batch))
-        steps = self.take_steps(count, lambda index: self.learn(picked(batch, index), now))
-        errors = [metrics.pop(ERROR, None) for metrics in steps]
-        if INDEX in batch and errors[0] is not None:
-            buffer = self.context.buffers[phase["buffer"] or next(iter(self.context.buffers))]
-            buffer.reprioritize(batch[INDEX], torch.stack(errors))  # type: ignore[attr-defined]
-        self.spend(count, phase, now.replay_ratio)
-        return {**averages(steps), "gradient_steps": self.gradient_steps}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_lab.core.batch import INDEX, Batch, Metrics
 from rl_lab.core.clock import UpdateBudget
-from rl_lab.core.learner import scalar
+from rl_lab.core.learner import Update, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
@@ -174,6 +174,11 @@ def step_sizes(learning_rate: float, max_grad_norm: float, device: str) -> dict[
     }
 
 
+def step_metrics(name: str, step: Update) -> Metrics:
+    """What a gradient step reports, with loss and gradient norm under the name of the part."""
+    return {**step.metrics, f"{name}_loss": step.loss, f"grad_norm/{name}": step.grad_norm}
+
+
 def window_problems(run: Any, option_name: str, frames: int) -> list[str]:
     """Buffers with no room for a window of so many frames, which are all of one environment."""
     count = run.environment.num_envs
@@ -207,7 +212,9 @@ def require_positive(config: Any, *names: str) -> None:
 
 def averages(steps: Sequence[Metrics]) -> Metrics:
     """The mean of each metric over the steps that have it."""
-    names = dict.fromkeys(name for step in steps for name in step)  # not all do everything
+    names: dict[str, None] = {}
+    for step in steps:  # not all have every metric
+        names |= dict.fromkeys(step)
     return {name: _mean([step[name] for step in steps if name in step]) for name in names}
 
 

@@ -1,28 +1,41 @@
 """SAC: soft actor-critic with a learned temperature (Haarnoja et al. 2018, arXiv:1812.05905).
 
-Reads top to bottom: config, soft values, losses, workflow. A policy is paid for its entropy as well
-as for its reward; α weighs the two and is moved until the entropy is what was asked for. With
-discrete actions the same equations are expectations over all of them, and nothing is sampled
+Reads top to bottom: config, soft values, losses, algorithm. The policy maximizes its entropy as
+well as the reward; α weighs the two and is adjusted until the entropy reaches its target. With
+discrete actions the same equations are expectations over all actions, and nothing is sampled
 (Christodoulou 2019, arXiv:1910.07207).
 
-Departures from the paper: gradients are clipped, at a norm that only accidents reach; a return of
-several steps leaves out the entropies on its way; critics may be more than two, and the target may
-look at a random few of them (REDQ, Chen et al. 2021, arXiv:2101.05982); critics may be normalised
-and lose units at random (DroQ, Hiraoka et al. 2022, arXiv:2110.02034); the policy may explore by a
-function of the state (gSDE), or be a flow.
+Departures from the paper: gradients are clipped, at a norm that only outliers reach; an n-step
+return leaves out the entropies on its way; there may be more than two critics, and the target may
+use a random subset of them (REDQ, Chen et al. 2021, arXiv:2101.05982); critics may have layer
+normalization and dropout (DroQ, Hiraoka et al. 2022, arXiv:2110.02034); exploration may be
+state-dependent (gSDE), and the policy a normalizing flow.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from rl_lab.algorithms.earning import ReplayWorkflow
-from rl_lab.algorithms.replay import ERROR, TransitionConfig
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.replay import (
+    BUDGET_NAMES,
+    ERROR,
+    TransitionConfig,
+    averages,
+    minibatches,
+    require_chances,
+    require_positive,
+    sample_minibatches,
+    step_metrics,
+    step_sizes,
+    update_priorities,
+)
+from rl_lab.core.actions import RandomActions
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
@@ -34,17 +47,18 @@ from rl_lab.core.batch import (
     WEIGHT,
     Action,
     Batch,
+    CollectResult,
     Metrics,
 )
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.distributions import Categorical, SquashedGaussian
-from rl_lab.core.optim import FlatOptimizer, scalar
+from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import WorkflowContext
-from rl_lab.core.returns import n_step_return
-from rl_lab.core.schedule import extremes
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.returns import td_target
+from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box, Space
-from rl_lab.core.target import Frozen, Target, network
 from rl_lab.core.tree import as_arrays, first_leaf
 from rl_lab.networks.ensemble import QEnsemble
 from rl_lab.networks.normalizer import make_normalizer, normalize_mode
@@ -52,8 +66,19 @@ from rl_lab.networks.numpy_policy import fast_actor
 from rl_lab.networks.sac_policies import ExploringHead, PolicyKind, SoftActor, SoftPolicy
 
 Reduce = Literal["min", "mean"]
-MATRIX, AGE = "matrix", "age"  # of gSDE's noise, for each environment
-Masks = tuple[Tensor, ...]  # of the critics' hidden layers: see `Ensemble.masks`
+Masks = tuple[Tensor, ...]  # dropout of the critics' hidden layers: see `Ensemble.masks`
+USED = (OBS, ACTION, REWARD, TERMINATED, NEXT_OBS, STEPS, WEIGHT)  # of a minibatch
+LOG_PROB = "log_prob"
+# How checkpoints of earlier versions name what the learners hold.
+LEARNER_NAMES = {
+    "critic.module": "critic",
+    "critic.target": "target",
+    "critic.optimizer": "critic_optimizer",
+    "actor.module": "actor",
+    "actor.optimizer": "actor_optimizer",
+    "temperature.module": "temperature",
+    "temperature.optimizer": "temperature_optimizer",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,18 +128,14 @@ class SACConfig(TransitionConfig):
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.subset is not None and not 1 <= self.subset <= self.critics:
             raise ValueError(f"subset must be in 1 … critics ({self.critics}), got {self.subset}")
-        rates = [f"{part}_learning_rate" for part in ("actor", "critic", "temperature")]
-        for name in ("target_rate", "initial_temperature", "reward_scale", *rates):
-            value = getattr(self, name)
-            if value is not None and (extremes(value)[0] < 0 or extremes(value)[1] <= 0):
-                raise ValueError(f"{name} must be positive, got {extremes(value)[0]:g}")
         if self.noise_every < 0:
             raise ValueError(f"noise_every must be 0 or more, got {self.noise_every}")
-        low, high = extremes(self.critic_dropout)
-        if not 0.0 <= low <= high < 1.0:
-            raise ValueError(f"critic_dropout must be in [0, 1), got {low if low < 0 else high:g}")
-        if extremes(self.target_rate)[1] > 1:
-            raise ValueError(f"target_rate must be at most 1, got {extremes(self.target_rate)[1]}")
+        rates = [f"{part}_learning_rate" for part in ("actor", "critic", "temperature")]
+        own = [name for name in rates if getattr(self, name) is not None]
+        require_positive(self, "target_rate", "initial_temperature", "reward_scale", *own)
+        require_chances(self, "target_rate", "critic_dropout")
+        if extremes(self.critic_dropout)[1] == 1:
+            raise ValueError("critic_dropout must be below 1, got 1")
         if self.temperature != "auto" and (low := extremes(self.temperature)[0]) < 0:
             raise ValueError(f"temperature must be auto, or 0 or more, got {low:g}")
 
@@ -131,56 +152,45 @@ class SACConfig(TransitionConfig):
 
 
 def soft_value(policy: SoftPolicy, critic: Any, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Q [B] of what the policy does, and its log π [B]: of one sample, or expected over all."""
+    """Q [B] of the policy's action, and its log π [B]: of one sample, or expected over all."""
     if isinstance(policy, Categorical):
-        chances = policy.log_probs.exp()
-        return (chances * critic(None)).sum(-1), (chances * policy.log_probs).sum(-1)
+        probabilities = policy.log_probs.exp()
+        return (probabilities * critic(None)).sum(-1), (probabilities * policy.log_probs).sum(-1)
     assert noise is not None
     action, log_prob = policy.draw(noise)
     return critic(action), log_prob
 
 
-def bellman_target(
-    reward: Tensor,
-    discount: Tensor | float,
-    terminated: Tensor,
-    next_q: Tensor,
-    next_log_prob: Tensor,
-    alpha: Tensor,
-) -> Tensor:
-    """r + γ (Q − α log π), eq. 2 and 3. Nothing follows a termination; a truncation hides it."""
-    return reward + discount * torch.where(terminated, 0.0, next_q - alpha * next_log_prob)
-
-
+@torch.no_grad()
 def soft_target(
     rows: Batch,
-    actor: Frozen,
-    critic: Frozen,
+    actor: SoftActor,
+    target_critic: QEnsemble,
     alpha: Tensor,
     noise: Tensor | None,
-    chosen: Tensor | None,
+    subset: Tensor | None,
+    masks: Masks,
     gamma: Tensor,
     reward_scale: Tensor,
-    masks: Masks = (),
-    *,
-    twins: tuple[nn.Module, nn.Module],
 ) -> Tensor:
-    """What the critics should say of these rows [B], by the slow copies of them."""
+    """r + γ (Q − α log π) [B], eq. 2 and 3; Q is of all target critics, or of a `subset` of them.
+
+    Nothing follows a termination; a truncation only hides what does.
+    """
     next_obs = rows[NEXT_OBS]
-    judge = network(critic, twins[1])
     q, log_prob = soft_value(
-        network(actor, twins[0])(next_obs),
-        lambda action: reduced(judge(next_obs, action, masks=masks), "min", chosen),
+        actor(next_obs),
+        lambda action: reduced(target_critic(next_obs, action, masks=masks), "min", subset),
         noise,
     )
-    reward, discount = n_step_return(rows[REWARD], rows.get(STEPS), gamma)
-    reward = reward_scale * reward
-    return bellman_target(reward, discount, rows[TERMINATED], q, log_prob, alpha)
+    value = q - alpha * log_prob
+    reward = reward_scale * rows[REWARD]
+    return td_target(reward, rows.get(STEPS), rows[TERMINATED], value, gamma)
 
 
-def reduced(q: Tensor, how: Reduce, chosen: Tensor | None = None) -> Tensor:
-    """[N, …] to […]: the smallest of the critics (or of the `chosen`), or their mean."""
-    q = q if chosen is None else q[chosen]
+def reduced(q: Tensor, how: Reduce, subset: Tensor | None = None) -> Tensor:
+    """[N, …] to […]: the minimum or the mean of the critics, or of a subset of them."""
+    q = q if subset is None else q[subset]
     return q.amin(0) if how == "min" else q.mean(0)
 
 
@@ -191,44 +201,39 @@ def critic_loss(
     target: Tensor,
     weight: Tensor | None,
     masks: Masks = (),
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Half the squared Bellman error of every critic (eq. 5), rows [B] weighted, summed."""
     q = critic(obs, action, masks=masks)  # [N, B], or [N, B, actions]
     if not critic.of_pairs:
         q = q.gather(-1, action.expand(len(q), -1).unsqueeze(-1)).squeeze(-1)
     error = q - target
     square = error.square() if weight is None else weight * error.square()
-    loss = 0.5 * square.mean(-1).sum()
     fixed = q.detach()
-    return loss, {
-        "q_mean": fixed.mean(),
-        "q_spread": fixed.amax(0).sub_(fixed.amin(0)).mean(),
-        ERROR: error.detach().abs().mean(0),
-    }
+    metrics = {"q_mean": fixed.mean(), "q_spread": fixed.amax(0).sub_(fixed.amin(0)).mean()}
+    return 0.5 * square.mean(-1).sum(), metrics, {ERROR: error.detach().abs().mean(0)}
 
 
 def actor_loss(
     actor: SoftActor,
     obs: Any,
-    critic: Frozen,
+    critic: QEnsemble,
     noise: Tensor | None,
     alpha: Tensor,
     masks: Masks = (),
     *,
     how: Reduce,
-    twin: QEnsemble,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """α log π − Q (eq. 7); gradients flow through the action, not into the critics."""
-    policy, judge = actor(obs), network(critic, twin)
+    policy = actor(obs)
     q, log_prob = soft_value(
-        policy, lambda action: reduced(judge(obs, action, frozen=True, masks=masks), how), noise
+        policy, lambda action: reduced(critic(obs, action, frozen=True, masks=masks), how), noise
     )
-    metrics = {"log_prob": log_prob, "entropy": -log_prob.detach().mean()}
+    metrics = {"entropy": -log_prob.detach().mean()}
     if isinstance(policy, SquashedGaussian):
         log_std = policy.log_std.detach()
         metrics |= {"log_std": log_std.mean(), "log_std_min": log_std.amin()}
         metrics |= {"log_std_max": log_std.amax()}
-    return (alpha * log_prob - q).mean(), metrics
+    return (alpha * log_prob - q).mean(), metrics, {LOG_PROB: log_prob}
 
 
 class Temperature(nn.Module):
@@ -244,7 +249,7 @@ def temperature_loss(
 ) -> tuple[Tensor, Tensor]:
     """Raises log α while the entropy −log π is below the target, and lowers it above (eq. 17).
 
-    The target is one number, or one for each row [B]. The loss is −log α · missing, so its gradient
+    The target is one number, or one for each row [B]. The loss is −log α · missing, so its slope
     is known: both are returned.
     """
     missing = (log_prob + target_entropy).mean()
@@ -252,10 +257,10 @@ def temperature_loss(
 
 
 def entropy_goal(config: SACConfig, action: Space, obs: Any = None) -> float | Tensor:
-    """What `auto` means: minus the dimensions of a Box, or a share of the largest entropy.
+    """The target entropy: for `auto`, minus the dimensions of a Box, or a share of the largest.
 
-    Where `obs` has masks, that is the largest entropy of the legal actions of each row [B]: of
-    log(1) = 0 where nothing can be chosen.
+    Where `obs` has action masks, that is the largest entropy of the legal actions of each row [B]:
+    log(1) = 0 where there is no choice.
     """
     if config.target_entropy != "auto":
         return config.target_entropy
@@ -267,13 +272,16 @@ def entropy_goal(config: SACConfig, action: Space, obs: Any = None) -> float | T
     return config.target_entropy_scale * math.log(getattr(action, "n", 1))
 
 
-class SAC(ReplayWorkflow):
+class SAC(Algorithm):
     """Soft actor-critic: off-policy, maximum entropy; with REDQ and DroQ variants."""
 
     Config: ClassVar[type | None] = SACConfig
+    learns_from: ClassVar[LearnsFrom] = "transitions"
     unit_actions: ClassVar[bool] = True
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
     defaults: ClassVar[Mapping[str, Any]] = {
-        **ReplayWorkflow.defaults,
+        "buffers": {"replay": {"type": "uniform"}},
         "environment": {"num_envs": 1},
         "network": {
             "encoder": {"type": "auto", "hidden_dims": [], "image": "conv"},
@@ -281,173 +289,172 @@ class SAC(ReplayWorkflow):
             "critic": {"hidden_dims": [256, 256], "activation": "relu"},
         },
     }
+    old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: SACConfig
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Networks, their slow copies, optimisers, and the streams of random numbers."""
+        """Build the networks, their learners, and bind the streams of random numbers."""
         super().initialize(context)
-        run, spec, config = context.config, context.spec, self.config
+        run, spec, config, device = context.config, context.spec, self.config, context.device
         mode = normalize_mode(run.environment.normalize_obs)
-        self.normalizer = make_normalizer(mode, spec.observation).to(context.device)
-        critic = QEnsemble(run.network, spec, config.critics, norm=config.critic_norm)
-        critic.to(context.device)
-        lent = critic.encoder if run.network.shared_torso else None
-        self.actor = SoftActor(
-            run.network, spec, lent, kind=config.policy, couplings=config.couplings
-        ).to(context.device)
-        self.critic, self.target = critic, Target(critic)
-        self.temperature = Temperature(config.initial_temperature).to(context.device)
-        compiled = run.compute.compile == "on"
-        self.critic_optimizer = FlatOptimizer(
-            critic, critic_loss, config.optimizer, compile=compiled
-        )
-        loss = partial(actor_loss, how=config.actor_value, twin=critic)
-        self.actor_optimizer = FlatOptimizer(self.actor, loss, config.optimizer, compile=compiled)
-        target = partial(soft_target, twins=(self.actor, self.target.module))
-        self.soft_target = Compiled(target, "the target") if compiled else target
-        self.temperature_optimizer = None
+        self.normalizer = make_normalizer(mode, spec.observation).to(device)
+        critic = QEnsemble(run.network, spec, config.critics, norm=config.critic_norm).to(device)
+        torso = critic.encoder if run.network.shared_torso else None
+        actor = SoftActor(
+            run.network, spec, torso, kind=config.policy, couplings=config.couplings
+        ).to(device)
+        rule, compiled = config.optimizer, run.compute.compile == "on"
+        self.critic = Learner(critic, critic_loss, rule, compile=compiled, target=True)
+        loss = partial(actor_loss, how=config.actor_value)
+        self.actor = Learner(actor, loss, rule, compile=compiled)
+        self.temperature = None
         if config.temperature == "auto":
-            plain = replace(config.optimizer, weight_decay=0, agc=0)
-            self.temperature_optimizer = FlatOptimizer(
-                self.temperature, None, plain, compile=compiled
-            )
-        self.fast = fast_actor(self.actor, self.normalizer)
-        self.fast_rng = context.rng.numpy("actions")
-        self.action_rng = context.rng.torch("actions", context.device)
-        self.noise_rng = context.rng.torch("updates", context.device)
+            temperature = Temperature(config.initial_temperature).to(device)
+            plain = replace(rule, weight_decay=0, agc=0)  # log α = 0 is nothing to decay to
+            self.temperature = Learner(temperature, None, plain, compile=compiled)
+        target: Callable[..., Tensor] = soft_target
+        self.soft_target = Compiled(target, "the target") if compiled else target
+        self.budget = UpdateBudget(config.learning_starts)
+        self.collect_steps = config.train_every
+        self.random_actions = RandomActions(spec.action, context.rng.numpy("warm_up"))
+        self.numpy_actor = fast_actor(actor, self.normalizer)
+        self.numpy_rng = context.rng.numpy("actions")
+        self.action_rng = context.rng.torch("actions", device)
+        self.noise_rng = context.rng.torch("updates", device)
+
+    def with_new_names(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Today's names for an older state, which has a temperature even where it is fixed."""
+        renamed = dict(super().with_new_names(state))
+        if self.temperature is None:
+            renamed.pop("temperature", None)
+        return renamed
+
+    @property
+    def policy(self) -> SoftActor:
+        """The network that acts."""
+        return cast(SoftActor, self.actor.module)
+
+    # ------------------------------------------------------------------------------------- acting
+
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Random actions until `learning_starts`, then samples of the policy."""
+        warming_up = step < self.config.learning_starts
+        return self.collect(self.random_actions if warming_up else self.act, phase)
 
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """Sample, or take the action of the mean."""
-        if self.fast is not None:
-            return Action(self.fast(obs.numpy(), None if deterministic else self.fast_rng), state)
+        if self.numpy_actor is not None:
+            rng = None if deterministic else self.numpy_rng
+            return Action(self.numpy_actor(obs.numpy(), rng), state)
         with torch.no_grad():
-            seen = self.normalizer(obs)
-            if state is not None and not deterministic:
-                return self._explore(seen, state)
-            policy = self.actor(seen)
+            obs = self.normalizer(obs)
+            head = self.policy.head
+            if isinstance(head, ExploringHead) and not deterministic:
+                features, every = self.policy.encoder(obs), self.config.noise_every
+                return Action(*head.explore(features, state, every, self.action_rng))
+            policy = self.policy(obs)
             if deterministic:
                 return Action(policy.mode(), state)
             if isinstance(policy, Categorical):
                 return Action(policy.sample(self.action_rng), state)
-            noise = self.noise(obs, self.action_rng)
+            noise = self.noise(len(first_leaf(obs)), self.action_rng)
             assert noise is not None
             return Action(policy.draw(noise)[0], state)
 
     def initial_state(self, batch: int) -> Any:
-        """With gSDE, a matrix of noise for each environment, to be drawn at its first step."""
-        if not isinstance(head := self.actor.head, ExploringHead):
-            return None
-        device, size = self.context.device, head.log_std.shape
-        age = torch.zeros(batch, dtype=torch.int64, device=device)
-        return {MATRIX: torch.zeros(batch, *size, device=device), AGE: age}
+        """With gSDE, a noise matrix for each environment; else None."""
+        head = self.policy.head
+        return head.initial_state(batch) if isinstance(head, ExploringHead) else None
 
-    def _explore(self, seen: Any, state: Any) -> Action:
-        """Actions of gSDE; a matrix that is old enough makes way for another."""
-        age, every = state[AGE], self.config.noise_every
-        due = age % every == 0 if every else age == 0
-        fresh = torch.empty_like(state[MATRIX]).normal_(generator=self.action_rng)
-        matrix = torch.where(due[:, None, None], fresh, state[MATRIX])
-        head = self.actor.head
-        assert isinstance(head, ExploringHead)
-        action = head.explore(self.actor.encoder(seen), matrix)
-        return Action(action, {MATRIX: matrix, AGE: age + 1})
+    # ----------------------------------------------------------------------------------- learning
 
     def track_statistics(self, trajectory: Batch) -> None:
-        """Observation statistics take each fresh frame once."""
+        """Count each new frame in the observation statistics."""
         self.normalizer.update_statistics(as_arrays(trajectory[OBS]))
 
-    def learn(self, rows: Batch, now: SACConfig) -> Metrics:
-        """One step of the critics; one of actor and temperature, and of the targets, if due."""
-        obs = self.normalizer(rows[OBS])
-        alpha = self.alpha(now)
-        target = self.bootstrap(rows, alpha, now)
-        masks = self.masks(rows, now)
-        metrics = self._step("critic", now, obs, rows[ACTION], target, rows.get(WEIGHT), masks)
-        metrics |= {"target": target.mean(), "alpha": alpha}
-        if self.gradient_steps % now.actor_every == 0:
-            critic = self.critic_optimizer.frozen()
-            inputs = self.noise(obs), alpha, self.masks(rows, now)
-            metrics |= self._step("actor", now, obs, critic, *inputs)
-            log_prob = metrics.pop("log_prob")
-            if self.temperature_optimizer is not None:
-                goal = entropy_goal(now, self.context.spec.action, obs)
-                metrics |= self._cool(self.temperature_optimizer, log_prob, goal, now)
-        if self.gradient_steps % now.target_every == 0:
-            self.target.follow(self.critic_optimizer.state.flat, now.target_rate)
-        return metrics
+    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+        """Minibatches [K, B, …] for all gradient steps that are due."""
+        return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
 
-    @torch.no_grad()
-    def bootstrap(self, rows: Batch, alpha: Tensor, now: SACConfig) -> Tensor:
-        """The target of the critics [B]. With REDQ it looks at a random few of their copies."""
-        used = {name: rows[name] for name in (REWARD, TERMINATED, STEPS) if name in rows}
-        used[NEXT_OBS] = self.normalizer(rows[NEXT_OBS])
-        actor = self.actor_optimizer.frozen()
-        critic: Frozen = self.target.module if actor is self.actor else self.target.flat
-        chosen = None
-        if now.subset is not None:
-            order = torch.randperm(now.critics, generator=self.noise_rng, device=alpha.device)
-            chosen = order[: now.subset]
-        noise, device = self.noise(used[NEXT_OBS]), self.context.device
-        rest = scalar(now.gamma, device), scalar(now.reward_scale, device), self.masks(rows, now)
-        target: Tensor = self.soft_target(used, actor, critic, alpha, noise, chosen, *rest)
-        return target
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One gradient step of the critics per minibatch; actor and targets move when due."""
+        now, device = at(self.config, phase["step"]), self.context.device
+        gamma, reward_scale = scalar(now.gamma, device), scalar(now.reward_scale, device)
+        critic_sizes = self._step_sizes(now.critic_learning_rate, now)
+        actor_sizes = self._step_sizes(now.actor_learning_rate, now)
+        temperature_sizes = self._step_sizes(now.temperature_learning_rate, now)
+        critic, target_critic, actor = self.critic.module, self.critic.target, self.actor.module
+        used = {name: batch[name] for name in USED if name in batch}
+        used |= {name: self.normalizer(batch[name]) for name in (OBS, NEXT_OBS)}
+        size = batch[REWARD].shape[1]
+        steps, errors = [], []
+        with all_or_nothing("SAC update", **self.learners(), budget=self.budget):
+            for rows in minibatches(used, self.budget, phase, now.replay_ratio):
+                obs, alpha = rows[OBS], self.alpha(now)
+                subset, noise = self._subset(now), self.noise(size, self.noise_rng)
+                masks = self._dropout_masks(size, now)
+                target = self.soft_target(
+                    rows, actor, target_critic, alpha, noise, subset, masks, gamma, reward_scale
+                )
+                masks = self._dropout_masks(size, now)
+                step = self.critic.step(
+                    obs, rows[ACTION], target, rows.get(WEIGHT), masks, **critic_sizes
+                )
+                errors.append(step.aux[ERROR])
+                metrics = {**step_metrics("critic", step), "target": target.mean(), "alpha": alpha}
+                if self.budget.steps % now.actor_every == 0:
+                    noise = self.noise(size, self.noise_rng)
+                    masks = self._dropout_masks(size, now)
+                    step = self.actor.step(obs, critic, noise, alpha, masks, **actor_sizes)
+                    metrics |= step_metrics("actor", step)
+                    if self.temperature is not None:
+                        goal = entropy_goal(now, self.context.spec.action, obs)
+                        loss, slope = temperature_loss(self.log_alpha, step.aux[LOG_PROB], goal)
+                        step = self.temperature.descend(slope.view(1), loss, **temperature_sizes)
+                        metrics |= step_metrics("temperature", step)
+                if self.budget.steps % now.target_every == 0:
+                    self.critic.follow(now.target_rate)
+                steps.append(metrics)
+        update_priorities(self.context, batch, errors, phase)
+        return {**averages(steps), "gradient_steps": self.budget.steps}
+
+    def learners(self) -> dict[str, Learner]:
+        """Critics, actor, and a temperature that is learned."""
+        found = {"critic": self.critic, "actor": self.actor, "temperature": self.temperature}
+        return {name: learner for name, learner in found.items() if learner is not None}
 
     def alpha(self, now: SACConfig) -> Tensor:
-        """The temperature as a number without a gradient."""
-        log_alpha = self.temperature.log_alpha.detach()
-        if now.temperature == "auto":
-            return log_alpha.exp()
-        return torch.full_like(log_alpha, now.temperature)
+        """The temperature α []."""
+        if self.temperature is None:
+            return scalar(cast(float, now.temperature), self.context.device)
+        return self.log_alpha.exp()
 
-    def noise(self, obs: Any, generator: torch.Generator | None = None) -> Tensor | None:
-        """Normal numbers for one action per row; discrete actions are not sampled."""
-        action, leaf = self.context.spec.action, first_leaf(obs)
+    @property
+    def log_alpha(self) -> Tensor:
+        """log α [] of a learned temperature, without a gradient."""
+        assert self.temperature is not None, "the temperature is fixed"
+        return cast(Temperature, self.temperature.module).log_alpha.detach()
+
+    def noise(self, count: int, generator: torch.Generator) -> Tensor | None:
+        """Standard normal numbers [count, A] to sample by; None if actions are discrete."""
+        action = self.context.spec.action
         if not isinstance(action, Box):
             return None
-        empty = torch.empty(len(leaf), action.size, device=leaf.device)
-        return empty.normal_(generator=generator or self.noise_rng)
+        return torch.randn(count, action.size, generator=generator, device=generator.device)
 
-    def masks(self, rows: Batch, now: SACConfig) -> Masks:
-        """Which hidden units of the critics are left out; none if nothing is."""
-        return self.critic.values.masks(len(rows[REWARD]), now.critic_dropout, self.noise_rng)
+    def _subset(self, now: SACConfig) -> Tensor | None:
+        """The critics that make the next target, drawn at random (REDQ); None: all of them."""
+        if now.subset is None:
+            return None
+        rng = self.noise_rng
+        return torch.randperm(now.critics, generator=rng, device=rng.device)[: now.subset]
 
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """Critics, actor, and a temperature that is learned."""
-        found = {"critic": self.critic_optimizer, "actor": self.actor_optimizer}
-        if self.temperature_optimizer is not None:
-            found["temperature"] = self.temperature_optimizer
-        return found
+    def _dropout_masks(self, count: int, now: SACConfig) -> Masks:
+        """Fresh dropout masks of the critics' hidden units (DroQ); () without dropout."""
+        critic = cast(QEnsemble, self.critic.module)
+        return critic.values.masks(count, now.critic_dropout, self.noise_rng)
 
-    def slow(self) -> list[Tensor]:
-        """The target critics."""
-        return [self.target.flat]
-
-    def _step(self, name: str, now: SACConfig, *inputs: Any) -> Metrics:
-        """One step of Adam down the loss of critics or actor."""
-        return _named(name, self.optimizers()[name].step(*inputs, **self._pace(name, now)))
-
-    def _cool(
-        self, optimizer: FlatOptimizer, log_prob: Tensor, goal: float | Tensor, now: SACConfig
-    ) -> Metrics:
-        """One step of the temperature."""
-        loss, gradient = temperature_loss(self.temperature.log_alpha.detach(), log_prob, goal)
-        pace = self._pace("temperature", now)
-        return _named("temperature", optimizer.descend(gradient.reshape(1), loss, **pace))
-
-    def _pace(self, name: str, now: SACConfig) -> dict[str, Tensor]:
-        """The learning rate of one part, and where its gradient is clipped."""
-        own = getattr(now, f"{name}_learning_rate")
+    def _step_sizes(self, own: float | None, now: SACConfig) -> dict[str, Tensor]:
+        """Step sizes with a learning rate of a part's own, or with the common one."""
         rate = now.learning_rate if own is None else own
-        device = self.context.device
-        return {
-            "learning_rate": scalar(rate, device),
-            "max_grad_norm": scalar(now.max_grad_norm, device),
-        }
-
-
-def _named(part: str, metrics: Metrics) -> Metrics:
-    """Loss and gradient norm under the name of what was trained."""
-    del metrics["gradient"]
-    metrics[f"{part}_loss"] = metrics.pop("loss")
-    metrics[f"grad_norm/{part}"] = metrics.pop("grad_norm")
-    return metrics
+        return step_sizes(rate, now.max_grad_norm, self.context.device)

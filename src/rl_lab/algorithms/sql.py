@@ -3,9 +3,9 @@
 The policy is exp Q(s, ·) up to a constant, whatever its shape: where several actions are equally
 good it keeps them all. A network that turns noise into actions is trained by Stein variational
 gradient descent (SVGD) to sample from it. Reads top to bottom: config, values, SVGD, networks,
-workflow. Settings and the correction for squashed actions are those of the authors' code.
-Departures: the uniform actions of the value estimate are drawn for each row anew, gradients are
-clipped, and a deterministic action is the best of a fixed set of samples.
+algorithm. Settings and the correction for squashed actions are those of the authors' code.
+Departures: each row has separate uniform actions for its value estimate, gradients are clipped, and
+a deterministic action is the best of a fixed set of samples.
 """
 
 import math
@@ -16,8 +16,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rl_lab.algorithms.earning import ReplayWorkflow
-from rl_lab.algorithms.replay import ERROR, TransitionConfig
+from rl_lab.algorithms.base import VALUES, Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.replay import (
+    BUDGET_NAMES,
+    ERROR,
+    TransitionConfig,
+    averages,
+    minibatches,
+    require_chances,
+    require_positive,
+    sample_minibatches,
+    step_sizes,
+    update_priorities,
+)
+from rl_lab.core.actions import RandomActions
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -27,17 +39,18 @@ from rl_lab.core.batch import (
     WEIGHT,
     Action,
     Batch,
+    CollectResult,
     Metrics,
 )
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer, scalar
+from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.options import option
 from rl_lab.core.picture import Contour, Lines, Picture, Points
-from rl_lab.core.protocols import WorkflowContext
-from rl_lab.core.schedule import extremes
+from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
-from rl_lab.core.target import Target
 from rl_lab.core.tree import first_leaf
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import linear, mlp
@@ -46,6 +59,14 @@ SMALLEST_BANDWIDTH = 1e-3
 SQUASH_EPSILON = 1e-6
 DRAWN = 40  # points of a picture's grid, on both axes
 SAMPLES = 100  # actions in a picture of one state
+# How checkpoints of earlier versions name what the learners hold.
+LEARNER_NAMES = {
+    "critic.module": "critic",
+    "critic.target": "target",
+    "critic.optimizer": "critic_optimizer",
+    "sampler.module": "sampler",
+    "sampler.optimizer": "sampler_optimizer",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +92,10 @@ class SQLConfig(TransitionConfig):
         for name, least in {"value_particles": 1, "kernel_particles": 3, "target_every": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("reward_scale", "target_rate", "kernel_update_ratio"):
-            low, high = extremes(getattr(self, name))
-            if low < 0 or high <= 0:
-                raise ValueError(f"{name} must be positive, got {low:g}")
-        if extremes(self.target_rate)[1] > 1:
-            raise ValueError(f"target_rate must be at most 1, got {extremes(self.target_rate)[1]}")
-        low, high = extremes(self.kernel_update_ratio)
-        if high >= 1:
-            raise ValueError(f"kernel_update_ratio must be below 1, got {high:g}")
+        require_positive(self, "reward_scale", "target_rate", "kernel_update_ratio")
+        require_chances(self, "target_rate", "kernel_update_ratio")
+        if extremes(self.kernel_update_ratio)[1] == 1:
+            raise ValueError("kernel_update_ratio must be below 1, got 1")
         if self.n_step != 1:
             raise ValueError(f"n_step must be 1 in soft Q-learning, got {self.n_step}")
 
@@ -89,7 +105,7 @@ class SQLConfig(TransitionConfig):
         if run.network.shared_torso:
             problems.append("sql shares nothing: network.shared_torso means nothing here")
         if run.environment.normalize_obs:
-            problems.append("sql does not normalise: environment.normalize_obs must be false")
+            problems.append("sql does not normalize: environment.normalize_obs must be false")
         return problems
 
     def moved_particles(self) -> int:
@@ -104,7 +120,7 @@ def soft_value(q: Tensor, action_dim: int) -> Tensor:
 
 
 def described(q: Tensor, action_dim: int) -> dict[str, Tensor]:
-    """Of the policy exp(Q − V) over the same actions: its entropy E[V − Q], and how Q differs."""
+    """Metrics of the policy exp(Q − V) over the same actions: entropy E[V − Q], range of Q."""
     expected = (q.softmax(-1) * q).sum(-1)
     return {
         "entropy": (soft_value(q, action_dim) - expected).mean(),
@@ -115,17 +131,18 @@ def described(q: Tensor, action_dim: int) -> dict[str, Tensor]:
 def soft_target(
     reward: Tensor, terminated: Tensor, next_value: Tensor, *, reward_scale: float, gamma: float
 ) -> Tensor:
-    """What Q should be (eq. 11). Nothing comes after a termination; a truncation only hides it."""
+    """The target of Q (eq. 11). Nothing follows a termination; a truncation only hides it."""
     return reward_scale * reward + gamma * torch.where(terminated, 0.0, next_value)
 
 
 def critic_loss(
     critic: nn.Module, obs: Any, action: Tensor, target: Tensor, weight: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Half the squared soft Bellman error, rows [B] weighted."""
     q = critic(obs, action).squeeze(-1)
     error = target - q
-    return 0.5 * (weight * error.square()).mean(), {"q_mean": q.mean(), ERROR: error.abs()}
+    loss = 0.5 * (weight * error.square()).mean()
+    return loss, {"q_mean": q.mean()}, {ERROR: error.abs()}
 
 
 def gaussian_kernel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,11 +180,11 @@ def score_of(critic: nn.Module, obs: Any, action: Tensor) -> Tensor:
 
 def sampler_loss(
     sampler: nn.Module, obs: Any, noise: Tensor, direction: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """A loss whose gradient moves the sampled actions [B, I, A] in `direction` (eq. 14)."""
     action = sampler(obs, noise).tanh()
     spread = action.std(-2, correction=0).mean()  # 0 of a single particle
-    return -(direction * action).sum(-1).mean(), {"action_spread": spread}
+    return -(direction * action).sum(-1).mean(), {"action_spread": spread}, {}
 
 
 class Joint(nn.Module):
@@ -191,145 +208,118 @@ class Joint(nn.Module):
         return out
 
 
-class SQL(ReplayWorkflow):
+class SQL(Algorithm):
     """Soft Q-learning: off-policy, maximum entropy, with a learned sampler (SVGD)."""
 
-    actions: ClassVar[str] = "continuous"
-
     Config: ClassVar[type | None] = SQLConfig
+    actions: ClassVar[str] = "continuous"
+    learns_from: ClassVar[LearnsFrom] = "transitions"
     unit_actions: ClassVar[bool] = True
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
     defaults: ClassVar[Mapping[str, Any]] = {
-        **ReplayWorkflow.defaults,
+        "buffers": {"replay": {"type": "uniform"}},
         "network": {
             "encoder": {"type": "auto", "hidden_dims": []},
             "actor": {"hidden_dims": [128, 128], "activation": "relu"},
             "critic": {"hidden_dims": [128, 128], "activation": "relu"},
         },
     }
+    old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: SQLConfig
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build Q, its target, the sampler, and the streams of random numbers."""
+        """Build Q with its target and the sampler, and bind the streams of random numbers."""
         super().initialize(context)
-        run, action = context.config, context.spec.action
+        run, action, config = context.config, context.spec.action, self.config
         if not isinstance(action, Box) or len(action.shape) != 1:
             raise UserError(f"sql needs a flat Box of actions, '{context.spec.id}' has none")
         shape = getattr(context.spec.observation, "shape", None)
-        if any((len(state),) != shape for state in self.config.picture_states):
+        if any((len(state),) != shape for state in config.picture_states):
             raise UserError(f"algorithm.picture_states must be observations of shape {shape}")
         self.action_dim = size = action.size
         network, device = run.network, context.device
-        self.critic = Joint(network, network.critic, context.spec, size, 1).to(device)
-        self.sampler = Joint(network, network.actor, context.spec, size, size).to(device)
-        self.target = Target(self.critic)
-        self.target_age = torch.zeros((), dtype=torch.int64)  # gradient steps since it moved
-        settings, compiled = self.config.optimizer, run.compute.compile == "on"
-        self.critic_optimizer = FlatOptimizer(self.critic, critic_loss, settings, compile=compiled)
-        self.sampler_optimizer = FlatOptimizer(
-            self.sampler, sampler_loss, settings, compile=compiled
-        )
+        critic = Joint(network, network.critic, context.spec, size, 1).to(device)
+        sampler = Joint(network, network.actor, context.spec, size, size).to(device)
+        rule, compiled = config.optimizer, run.compute.compile == "on"
+        self.critic = Learner(critic, critic_loss, rule, compile=compiled, target=True)
+        self.sampler = Learner(sampler, sampler_loss, rule, compile=compiled)
+        self.budget = UpdateBudget(config.learning_starts)
+        self.collect_steps = config.train_every
+        self.random_actions = RandomActions(action, context.rng.numpy("warm_up"))
         self.rng = context.rng.torch("particles", device)
         self.action_rng = context.rng.torch("actions", device)
-        count = self.config.kernel_particles
+        count = config.kernel_particles
         self.greedy_noise = torch.randn(count, size, generator=self.rng, device=device)
 
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """Of Q and of the sampler."""
-        return {"critic": self.critic_optimizer, "sampler": self.sampler_optimizer}
+    def with_new_names(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Today's names for an older state, which counted the target's age beside the steps."""
+        renamed = dict(super().with_new_names(state))
+        values = renamed.get(VALUES, {})
+        return {**renamed, VALUES: {key: values[key] for key in values if key != "target_age"}}
 
-    def slow(self) -> list[Tensor]:
-        """The target network, and how old it is."""
-        return [self.target.flat, self.target_age]
+    # ------------------------------------------------------------------------------------- acting
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
-        """One sample, or of a fixed set of samples the one that Q likes best."""
-        with torch.no_grad():
-            count = len(first_leaf(obs))
-            if not deterministic:
-                return Action(self._samples(obs, self._noise(self.action_rng, count)), state)
-            action = self._samples(obs, self.greedy_noise.expand(count, -1, -1))
-            best = self.critic(obs, action).squeeze(-1).argmax(-1)
-            return Action(action[torch.arange(count), best], state)
-
-    def learn(self, rows: Batch, now: SQLConfig) -> Metrics:
-        """One step of Q on its target, one of the sampler towards Q."""
-        obs, device = rows[OBS], self.context.device
-        next_q = self._next_values(rows, now)
-        target = self._target(rows, next_q, now)
-        weight = rows[WEIGHT] if WEIGHT in rows else torch.ones_like(target)
-        limits = {
-            "learning_rate": scalar(now.learning_rate, device),
-            "max_grad_norm": scalar(now.max_grad_norm, device),
-        }
-        critic = self.critic_optimizer.step(obs, rows[ACTION], target, weight, **limits)
-        noise, direction = self._direction(obs, len(target), now)
-        sampler = self.sampler_optimizer.step(obs, noise, direction, **limits)
-        self.target_age += 1
-        if int(self.target_age) >= now.target_every:
-            self.target.follow(self.critic_optimizer.state.flat, now.target_rate)
-            self.target_age.zero_()
-        return {
-            ERROR: critic[ERROR],
-            "critic_loss": critic["loss"],
-            "critic_grad_norm": critic["grad_norm"],
-            "q_mean": critic["q_mean"],
-            **described(next_q, self.action_dim),
-            "target_mean": target.mean(),
-            "stein_norm": direction.norm(dim=-1).mean(),
-            "action_spread": sampler["action_spread"],
-            "sampler_grad_norm": sampler["grad_norm"],
-        }
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Random actions until `learning_starts`, then samples of the policy."""
+        warming_up = step < self.config.learning_starts
+        return self.collect(self.random_actions if warming_up else self.act, phase)
 
     @torch.no_grad()
-    def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
-        """Where two numbers are an action: Q and samples over it; the value of a flat world."""
-        if self.action_dim != 2:
-            return {}
-        states = self.config.picture_states
-        drawn = {f"actions_{i}": self._landscape(state) for i, state in enumerate(states)}
-        space = self.context.spec.observation
-        if isinstance(space, Box) and space.shape == (2,) and space.bounded:
-            drawn["paths"] = self._map(space, paths)
-        return drawn
+    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+        """One sample, or the best of a fixed set of samples by Q."""
+        count = len(first_leaf(obs))
+        if not deterministic:
+            return Action(self._samples(obs, self._noise(self.action_rng, count)), state)
+        action = self._samples(obs, self.greedy_noise.expand(count, -1, -1))
+        best = self.critic.module(obs, action).squeeze(-1).argmax(-1)
+        return Action(action[torch.arange(count), best], state)
 
-    def _landscape(self, state: Sequence[float]) -> Picture:
-        """Q over all actions in one state, and what the sampler makes of it."""
-        obs = torch.tensor([state], device=self.context.device)
-        axes, grid = _plane((-1.0, 1.0), (-1.0, 1.0))
-        q = self.critic(obs, grid.to(obs.device).unsqueeze(0)).view(DRAWN, DRAWN)
-        samples = self._samples(obs, self._noise(self.action_rng, 1, SAMPLES))[0]
-        return Picture(
-            f"Q and {SAMPLES} samples at {list(state)}",
-            [Contour(axes[0], axes[1], q.cpu().numpy()), Points(samples.cpu().numpy())],
-            x_label="first action",
-            y_label="second action",
-            x_limits=(-1.0, 1.0),
-            y_limits=(-1.0, 1.0),
-        )
+    # ----------------------------------------------------------------------------------- learning
 
-    def _map(self, space: Box, paths: Sequence[Any]) -> Picture:
-        """The soft value of every place, and where the policy went."""
-        limits = [(float(space.low[i]), float(space.high[i])) for i in range(2)]
-        axes, places = _plane(*limits)
-        places = places.to(self.context.device)
-        shape = (len(places), SAMPLES, self.action_dim)
-        uniform = torch.rand(shape, generator=self.action_rng, device=places.device) * 2 - 1
-        value = soft_value(self.critic(places, uniform).squeeze(-1), self.action_dim)
-        return Picture(
-            f"value of a place, and {len(paths)} paths",
-            [Contour(axes[0], axes[1], value.view(DRAWN, DRAWN).cpu().numpy()), Lines(paths)],
-            x_label="first observation",
-            y_label="second observation",
-            x_limits=limits[0],
-            y_limits=limits[1],
-        )
+    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+        """Minibatches [K, B, …] for all gradient steps that are due."""
+        return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
+
+    def update(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Per minibatch one step of Q towards its target, and one of the sampler towards exp Q."""
+        now = at(self.config, phase["step"])
+        sizes = step_sizes(now.learning_rate, now.max_grad_norm, self.context.device)
+        learners = {"critic": self.critic, "sampler": self.sampler}
+        steps, errors = [], []
+        with all_or_nothing("SQL update", **learners, budget=self.budget):
+            for rows in minibatches(batch, self.budget, phase, now.replay_ratio):
+                obs, next_q = rows[OBS], self._next_values(rows, now)
+                target = self._target(rows, next_q, now)
+                weight = rows[WEIGHT] if WEIGHT in rows else torch.ones_like(target)
+                critic = self.critic.step(obs, rows[ACTION], target, weight, **sizes)
+                noise, direction = self._direction(obs, len(target), now)
+                sampler = self.sampler.step(obs, noise, direction, **sizes)
+                if self.budget.steps % now.target_every == 0:
+                    self.critic.follow(now.target_rate)
+                errors.append(critic.aux[ERROR])
+                steps.append(
+                    {
+                        "critic_loss": critic.loss,
+                        "critic_grad_norm": critic.grad_norm,
+                        **critic.metrics,
+                        **described(next_q, self.action_dim),
+                        "target_mean": target.mean(),
+                        "stein_norm": direction.norm(dim=-1).mean(),
+                        **sampler.metrics,
+                        "sampler_grad_norm": sampler.grad_norm,
+                    }
+                )
+        update_priorities(self.context, batch, errors, phase)
+        return {**averages(steps), "gradient_steps": self.budget.steps}
 
     @torch.no_grad()
     def _next_values(self, rows: Batch, now: SQLConfig) -> Tensor:
-        """The target's Q [B, K] of where the rows ended, with uniform actions of their own."""
+        """The target's Q [B, K] of where the rows ended, each with separate uniform actions."""
         shape = (len(rows[REWARD]), now.value_particles, self.action_dim)
         uniform = torch.rand(shape, generator=self.rng, device=rows[REWARD].device) * 2 - 1
-        q: Tensor = self.target.module(rows[NEXT_OBS], uniform).squeeze(-1)
+        assert self.critic.target is not None
+        q: Tensor = self.critic.target(rows[NEXT_OBS], uniform).squeeze(-1)
         return q
 
     def _target(self, rows: Batch, next_q: Tensor, now: SQLConfig) -> Tensor:
@@ -349,16 +339,62 @@ class SQL(ReplayWorkflow):
         noise = self._noise(self.rng, count, now.kernel_particles)
         action = self._samples(obs, noise)
         fixed, moving = action[:, moved:], action[:, :moved]
-        direction = stein_direction(fixed, score_of(self.critic, obs, fixed), moving)
+        direction = stein_direction(fixed, score_of(self.critic.module, obs, fixed), moving)
         return noise[:, :moved], direction
 
     def _samples(self, obs: Any, noise: Tensor) -> Tensor:
-        sampled: Tensor = self.sampler(obs, noise).tanh()
+        sampled: Tensor = self.sampler.module(obs, noise).tanh()
         return sampled
 
     def _noise(self, generator: torch.Generator, *lead: int) -> Tensor:
         shape = (*lead, self.action_dim)
         return torch.randn(shape, generator=generator, device=generator.device)
+
+    # ----------------------------------------------------------------------------------- pictures
+
+    @torch.no_grad()
+    def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
+        """Where two numbers are an action: Q and samples over it; the value of a flat world."""
+        if self.action_dim != 2:
+            return {}
+        states = self.config.picture_states
+        drawn = {f"actions_{i}": self._landscape(state) for i, state in enumerate(states)}
+        space = self.context.spec.observation
+        if isinstance(space, Box) and space.shape == (2,) and space.bounded:
+            drawn["paths"] = self._map(space, paths)
+        return drawn
+
+    def _landscape(self, state: Sequence[float]) -> Picture:
+        """Q over all actions in one state, and what the sampler makes of it."""
+        obs = torch.tensor([state], device=self.context.device)
+        axes, grid = _plane((-1.0, 1.0), (-1.0, 1.0))
+        q = self.critic.module(obs, grid.to(obs.device).unsqueeze(0)).view(DRAWN, DRAWN)
+        samples = self._samples(obs, self._noise(self.action_rng, 1, SAMPLES))[0]
+        return Picture(
+            f"Q and {SAMPLES} samples at {list(state)}",
+            [Contour(axes[0], axes[1], q.cpu().numpy()), Points(samples.cpu().numpy())],
+            x_label="first action",
+            y_label="second action",
+            x_limits=(-1.0, 1.0),
+            y_limits=(-1.0, 1.0),
+        )
+
+    def _map(self, space: Box, paths: Sequence[Any]) -> Picture:
+        """The soft value of every place, and where the policy went."""
+        limits = [(float(space.low[i]), float(space.high[i])) for i in range(2)]
+        axes, places = _plane(*limits)
+        places = places.to(self.context.device)
+        shape = (len(places), SAMPLES, self.action_dim)
+        uniform = torch.rand(shape, generator=self.action_rng, device=places.device) * 2 - 1
+        value = soft_value(self.critic.module(places, uniform).squeeze(-1), self.action_dim)
+        return Picture(
+            f"value of a place, and {len(paths)} paths",
+            [Contour(axes[0], axes[1], value.view(DRAWN, DRAWN).cpu().numpy()), Lines(paths)],
+            x_label="first observation",
+            y_label="second observation",
+            x_limits=limits[0],
+            y_limits=limits[1],
+        )
 
 
 def _plane(x: tuple[float, float], y: tuple[float, float]) -> tuple[list[Any], Tensor]:

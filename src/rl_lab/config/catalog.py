@@ -28,6 +28,7 @@ BUILT_INS = {
         "sac": "rl_lab.algorithms.sac:SAC",
         "sarsa": "rl_lab.algorithms.tabular:Sarsa",
         "sql": "rl_lab.algorithms.sql:SQL",
+        "td3": "rl_lab.algorithms.td3:TD3",
         "thompson": "rl_lab.algorithms.bandits:Thompson",
         "ucb": "rl_lab.algorithms.bandits:UCB",
         "reinforce": "rl_lab.algorithms.reinforce:Reinforce",

@@ -46,6 +46,18 @@ def n_step_return(
     return (reward * powers).sum(-1), gamma**steps
 
 
+def td_target(
+    reward: Tensor, steps: Tensor | None, terminated: Tensor, next_value: Tensor, gamma: Tensor
+) -> Tensor:
+    """Bootstrapped target of a transition, or of a window of several steps.
+
+    `next_value` is the value of where it ended: [B], or [K, B] for K numbers of a distribution.
+    Nothing follows a termination; a truncation only hides what does.
+    """
+    gain, discount = n_step_return(reward, steps, gamma)
+    return gain + discount * torch.where(terminated, 0.0, next_value)
+
+
 def lambda_return(
     reward: Tensor,
     next_value: Tensor,

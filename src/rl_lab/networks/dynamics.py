@@ -192,8 +192,8 @@ def dynamics_loss(
     next_state: Tensor,
     reward: Tensor,
     weight: Tensor | None = None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What an optimiser goes down: the likelihood of an ensemble, or half a perceptron's square."""
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Negative log-likelihood of an ensemble, or half the squared error of a perceptron."""
     target = model.outputs(change(state, next_state, reward))
     if isinstance(model, MLPDynamics):
         error: Any = model(state, action) - target
@@ -202,4 +202,4 @@ def dynamics_loss(
         mean, log_std = model(state, action)
         error = mean - target
         loss = nll(mean, log_std, target, weight)
-    return loss, {"model_error": error.detach().square().mean().sqrt()}
+    return loss, {"model_error": error.detach().square().mean().sqrt()}, {}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -55,10 +55,8 @@ class Ensemble(nn.Module):
 
         `masks` [B, N, width], one for each hidden layer: what its units are multiplied by.
         """
-        groups = self.weights, self.biases, self.scales, self.shifts
-        weights, biases, scales, shifts = (
-            [each.detach() if frozen else each for each in group] for group in groups
-        )
+        weights, biases = _tensors(self.weights, frozen), _tensors(self.biases, frozen)
+        scales, shifts = _tensors(self.scales, frozen), _tensors(self.shifts, frozen)
         is_plain = isinstance(self.activation, nn.ReLU) and not masks and not scales
         if is_plain and not is_tracing():
             found: Tensor = _ReluLayers.apply(x, *weights, *biases)
@@ -126,6 +124,15 @@ class _ReluLayers(torch.autograd.Function):
                     gradient, given[index], 0, grad_input=gradient
                 )
         return gradient.sum(0), *of_weights, *of_biases
+
+
+def _tensors(parameters: nn.ParameterList, frozen: bool) -> list[Tensor]:
+    """The tensors of a list, detached if frozen; iterating the list itself takes 30 times as long.
+
+    Read from the module at every call: a functional call has other tensors in their place.
+    """
+    tensors = cast(dict[str, Tensor], parameters._parameters).values()
+    return [each.detach() for each in tensors] if frozen else list(tensors)
 
 
 def _last_layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ SoftPolicy = SquashedGaussian | SquashedFlow | Categorical
 PolicyKind = Literal["gaussian", "gsde", "flow"]
 LOG_STD_RANGE = (-20.0, 2.0)  # as in the paper's code: beyond it an exponential is of no use
 LEAST_VARIANCE = 1e-6
+MATRIX, AGE = "matrix", "age"  # of gSDE's noise, for each environment
 MEAN_BOUND = (
     2.0  # of gSDE, before tanh: beyond it the action is at its end and noise cannot be seen
 )
@@ -69,7 +70,26 @@ class ExploringHead(nn.Module):
         variance = units.detach().square() @ (2 * self.log_std).exp() + LEAST_VARIANCE
         return SquashedGaussian(self._mean(units), (0.5 * variance.log()).clamp(*LOG_STD_RANGE))
 
-    def explore(self, features: Tensor, matrix: Tensor) -> Tensor:
+    def initial_state(self, batch: int) -> dict[str, Tensor]:
+        """A noise matrix for each environment, drawn at its first step, and its age in steps."""
+        device = self.log_std.device
+        age = torch.zeros(batch, dtype=torch.int64, device=device)
+        return {MATRIX: torch.zeros(batch, *self.log_std.shape, device=device), AGE: age}
+
+    def explore(
+        self, features: Tensor, state: dict[str, Tensor], every: int, rng: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Actions [N, A], each by its own matrix, and the next state.
+
+        A matrix is drawn again every `every` steps; at 0 only when an episode begins.
+        """
+        age = state[AGE]
+        due = age % every == 0 if every else age == 0
+        fresh = torch.empty_like(state[MATRIX]).normal_(generator=rng)
+        matrix = torch.where(due[:, None, None], fresh, state[MATRIX])
+        return self.noisy_action(features, matrix), {MATRIX: matrix, AGE: age + 1}
+
+    def noisy_action(self, features: Tensor, matrix: Tensor) -> Tensor:
         """Actions [N, A], each by its own matrix [N, width, A] of normal numbers."""
         units = self.hidden(features)
         noise = (units.unsqueeze(1) @ (matrix * self.log_std.exp())).squeeze(1)
