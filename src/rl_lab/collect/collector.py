@@ -13,6 +13,7 @@ from rl_lab.collect.simulate import Simulation, first_frames
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
+    LOG_PROB,
     NEXT_OBS,
     OBS,
     RESET,
@@ -94,11 +95,13 @@ class RolloutCollector:
     def collect(
         self, act: Act, *, steps: int, state: Any = None, policy: MakePolicy | None = None
     ) -> CollectResult:
-        """`steps` real transitions of every environment, in time order; none is ever left out.
+        """`steps` real transitions of every environment, in time order, without gaps.
 
         A vector that resets a step late brings fewer transitions of an environment whose episodes
         are short. What the others play meanwhile is carried over: the next call begins with it.
-        The result counts a transition when it is played.
+        The result counts a transition when it is played. Only carried transitions of a policy
+        without log-probs are dropped when one with log-probs takes over: it learns from its own
+        actions.
 
         `state` is what a memory starts an episode with; a memory of other names and shapes is
         another policy's and is not taken over. A bad number in an observation or a reward
@@ -128,6 +131,9 @@ class RolloutCollector:
                 RESET: self.is_first,
             }
             values |= {name: to_array(extra) for name, extra in decision.extras.items()}
+            if self.carried is not None and LOG_PROB in values and LOG_PROB not in rows:
+                self.carried = None
+                rows, cursor = self._begin(steps, state)
             if step.valid is None:
                 _make_room(rows, values)
                 row = cursor.next_row()
