@@ -12,6 +12,9 @@ import yaml
 
 from rl_lab import api
 from rl_lab.cli.main import app
+from rl_lab.config.compose import compose
+from rl_lab.config.schema import to_tree
+from rl_lab.config.validate import validate
 from rl_lab.tuning.driver import check
 from rl_lab.tuning.sweep_file import read_sweep
 
@@ -127,3 +130,16 @@ def test_the_python_page_runs(tmp_path, monkeypatch):
     assert session["verdict"].identical and session["result"].episodes == 20
     assert len(session["steps"]) == len(session["returns"]) > 0
     assert {row["status"] for row in session["rows"]} == {"finished"}
+
+
+def test_a_dreamer_of_a_named_size_is_what_is_written_out(tmp_path):
+    page = ROOT / "docs" / "algorithms" / "dreamer.md"
+    file = tmp_path / "written.yaml"
+    (text,) = [each for each in fences(page, "yaml") if "size: 12m" in each]
+    file.write_text(text)
+    (command,) = [each for each in commands(page) if "from_pixels" in each]
+    _, spec, *overrides = shlex.split(command)
+    named, written = compose(spec, overrides), compose(config_file=file)
+    trees = [to_tree(validate(each.tree, each.origins)) for each in (named, written)]
+    assert trees[0] == trees[1]
+    assert trees[0]["algorithm"]["replay_ratio"] == 0.25
