@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
+from rl_lab.config.schema import to_tree
 
 from rl_lab import api
 from rl_lab.cli.main import app
+from rl_lab.config.compose import compose
+from rl_lab.config.validate import validate
 from rl_lab.tuning.driver import check
 from rl_lab.tuning.sweep_file import read_sweep
 
@@ -129,3 +133,40 @@ def test_the_python_page_runs(tmp_path, monkeypatch):
     assert session["verdict"].identical and session["result"].episodes == 20
     assert len(session["steps"]) == len(session["returns"]) > 0
     assert {row["status"] for row in session["rows"]} == {"finished"}
+
+
+def table(text: str, title: str) -> list[list[str]]:
+    """The cells of the first table after a title, without its head."""
+    after = text[text.index(f"{title}\n") :]
+    rows = re.findall(r"^\|(.*)\|$", after[: after.index("\n\n", after.index("\n|"))], re.MULTILINE)
+    return [[cell.strip() for cell in row.split("|")] for row in rows[2:]]
+
+
+def numbers(cell: str) -> list[float]:
+    """The returns at the beginning of a cell, before anything that is said about them."""
+    return [float(each) for each in re.split(r"[;(]", cell.replace("−", "-"))[0].split(",")]
+
+
+def test_what_is_held_against_published_numbers_are_the_means_of_our_rows():
+    text = (ROOT / "docs" / "results.md").read_text()
+    rows = [row for row in table(text, "# Results") if row[1].split()[0] == "ppo"]
+    compared = table(text, "## Against published numbers")
+    assert len(compared) >= 8
+    for env, ours, *_ in compared:
+        (row,) = [row for row in rows if row[0].partition("-v")[0] == env.partition("-v")[0]]
+        mean = statistics.mean(numbers(row[4]))
+        shown = ours.replace("−", "-").replace(",", " ").split()
+        assert int(shown[0]) == round(mean) and shown[2] == row[2], (env, ours, mean, row[2])
+
+
+def test_a_dreamer_of_a_named_size_is_what_is_written_out(tmp_path):
+    page = ROOT / "docs" / "algorithms" / "dreamer.md"
+    file = tmp_path / "written.yaml"
+    (text,) = [each for each in fences(page, "yaml") if "size: 12m" in each]
+    file.write_text(text)
+    (command,) = [each for each in commands(page) if "from_pixels" in each]
+    _, spec, *overrides = shlex.split(command)
+    named, written = compose(spec, overrides), compose(config_file=file)
+    trees = [to_tree(validate(each.tree, each.origins)) for each in (named, written)]
+    assert trees[0] == trees[1]
+    assert trees[0]["algorithm"]["replay_ratio"] == 0.25

@@ -110,6 +110,8 @@ def test_what_is_no_image_or_cannot_be_halved_is_refused():
     with pytest.raises(UserError, match="84 × 84 pixels, which 4 layers cannot halve"):
         require_image(image(3, 84), 4, "Task-v0")
     require_image(image(3, 84), 2, "Task-v0")
+    with pytest.raises(UserError, match="'Task-v0' shows a grid of codes"):
+        require_image(image(3, 8), 2, "Task-v0")
 
 
 def test_it_learns_a_dot():

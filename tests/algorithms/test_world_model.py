@@ -13,6 +13,7 @@ from rl_lab.algorithms.dreamer.images import (
     ImageEncoder,
     PooledDecoder,
     StridedDecoder,
+    is_picture,
 )
 from rl_lab.algorithms.dreamer.world_config import SIZES, WorldModelConfig
 from rl_lab.algorithms.dreamer.world_model import Scalar, VectorDecoder, WorldModel, parts_of
@@ -39,7 +40,8 @@ SPACES = {
     "index": Discrete(5),
     "indices": MultiDiscrete((2, 3)),
     "image": IMAGE,
-    "odd image": box(1, 11, 18, dtype=np.uint8),
+    "odd image": box(1, 17, 22, dtype=np.uint8),
+    "codes": box(3, 7, 7, dtype=np.uint8),
     "float image": box(1, 12, 12),
     "dict": Dict(
         {"camera": IMAGE, "inner/speed": box(2), "room.number": Discrete(3), "action_mask": box(2)}
@@ -118,6 +120,14 @@ def test_every_space_can_be_seen_and_shown(seen, action):
         if each is None
     }
     assert all(name.startswith("rssm.prior") for name in unused)  # the KL teaches those
+
+
+def test_a_grid_of_codes_is_no_picture():
+    """MiniGrid's space says 0 … 255, and its numbers are names of things."""
+    assert not is_picture(SPACES["codes"])
+    assert is_picture(IMAGE) and is_picture(SPACES["float image"])
+    world = make(SPACES["codes"])
+    assert not any(isinstance(part, nn.Conv2d) for part in world.modules())
 
 
 @pytest.mark.parametrize("height", range(5, 40, 3))

@@ -13,6 +13,8 @@ from rl_lab.algorithms.reinforce import whole_episodes
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.core.batch import (
     ACTION,
+    LATENT,
+    LOG_PROB,
     NEXT_OBS,
     OBS,
     RESET,
@@ -56,6 +58,10 @@ def late(envs: Any = None) -> GymnasiumVector:
 def native_cartpole() -> GymnasiumVector:
     inner = gym.make_vec("CartPole-v1", num_envs=4, vectorization_mode="vector_entry_point")
     return GymnasiumVector(inner, [1, 2, 3, 4], "CartPole-v1")
+
+
+def late_cartpole() -> GymnasiumVector:
+    return late([gym.make("CartPole-v1") for _ in range(4)])
 
 
 def envpool() -> Any:
@@ -145,15 +151,13 @@ def reopened(collector: RolloutCollector, env: Any) -> RolloutCollector:
     return other
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", VECTORS)
-def test_no_transition_is_lost(kind: str, size: int) -> None:
+def check_nothing_is_lost(kind: str, sizes: list[int]) -> int:
+    """Compare the rows of calls of these sizes with what the vector made; return the episodes."""
     env = Recorded(VECTORS[kind]())
     collector = RolloutCollector(env)
     act = Dice(env.spec.action.n)
     calls, taken, episodes = [], 0, 0
-    steps = 140 if kind.startswith("atari") else 400
-    for _ in range(-(-steps // size)):
+    for size in sizes:
         result = collector.collect(act, steps=size)
         calls.append(result.trajectory)
         taken, episodes = taken + result.steps, episodes + result.episodes
@@ -161,8 +165,8 @@ def test_no_transition_is_lost(kind: str, size: int) -> None:
     rows = joined(calls)
     made = sum(len(column) for column in env.made)
     assert taken == made  # every one is counted, when it is played
-    assert episodes == sum(bool(row[3] | row[4]) for column in env.made for row in column) > 4
-    assert len(rows[REWARD]) == size * len(calls)
+    assert episodes == sum(bool(row[3] | row[4]) for column in env.made for row in column)
+    assert len(rows[REWARD]) == sum(sizes)
     assert torch.equal(rows["twice"], 2.0 * rows[ACTION])
     for i, column in enumerate(env.made):
         assert len(column) >= len(rows[REWARD])
@@ -170,6 +174,22 @@ def test_no_transition_is_lost(kind: str, size: int) -> None:
             brought = [np.asarray(rows[name][t, i]) for name in (*ROW, RESET)]
             for name, left, right in zip((*ROW, RESET), brought, expected, strict=True):
                 assert np.array_equal(left, right.astype(left.dtype)), (name, t, i)
+    env.close()
+    return episodes
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", VECTORS)
+def test_no_transition_is_lost(kind: str, size: int) -> None:
+    steps = 140 if kind.startswith("atari") else 400
+    assert check_nothing_is_lost(kind, [size] * -(-steps // size)) > 4
+
+
+@pytest.mark.parametrize("kind", VECTORS)  # envpool is skipped where the package is missing
+@settings(max_examples=10, deadline=None)
+@given(sizes=st.lists(st.integers(1, 128) | st.integers(1, 6), min_size=1, max_size=5))
+def test_no_transition_is_lost_by_calls_of_mixed_sizes(kind: str, sizes: list[int]) -> None:
+    check_nothing_is_lost(kind, sizes)
 
 
 @pytest.mark.parametrize("kind", VECTORS)
@@ -247,6 +267,70 @@ def test_rows_of_another_policy_come_without_its_memory() -> None:
     assert torch.equal(rows[OBS][1:, 2, 1], rows[NEXT_OBS][:-1, 2, 1])
     after = collector.collect(summing, steps=30, state=start()).trajectory
     assert after[STATE]["sum"].shape == (4, 2)
+
+
+def constant(**extras: Any) -> Any:
+    """A policy that always does the same and gives these extras with it."""
+
+    def act(obs: Any, state: Any, *, deterministic: bool) -> Action:
+        rows = {name: np.full((len(obs), 1), value, np.float32) for name, value in extras.items()}
+        return Action(np.zeros(len(obs), np.int64), state, rows)
+
+    return act
+
+
+def test_rows_without_log_probs_are_dropped_when_a_policy_has_them() -> None:
+    """Zeros would pass for the policy's own log-probs. Dropped rows still count as played."""
+    env = Recorded(late())
+    collector = RolloutCollector(env)
+    first = collector.collect(constant(), steps=9)
+    assert collector.carried["count"].max() > 3
+    played = [len(column) for column in env.made]
+    second = collector.collect(constant(**{LOG_PROB: -1.0}), steps=9)
+    assert (second.trajectory[LOG_PROB] == -1).all()
+    assert first.steps + second.steps == sum(len(column) for column in env.made)
+    for i, column in enumerate(env.made):  # the rollout begins with the first decision of its own
+        expected = np.stack([row[0] for row in column[played[i] : played[i] + 9]])
+        assert np.array_equal(second.trajectory[OBS][:, i], expected)
+
+
+def test_rows_without_a_stored_state_are_kept_with_zeros() -> None:
+    """Zeros mean there that the state is not known, and replay may learn from any policy's rows."""
+    collector = RolloutCollector(late())
+    first = collector.collect(constant(), steps=5).trajectory
+    waiting = collector.carried["count"].copy()
+    second = collector.collect(constant(**{LATENT: 1.0}), steps=9).trajectory
+    own = np.arange(9)[:, None] >= waiting
+    assert np.array_equal(second[LATENT][..., 0], own)
+    assert torch.equal(second[OBS][0, 2], first[NEXT_OBS][-1, 2])  # no gap
+
+
+def test_ppo_after_a_random_phase_learns_from_its_own_actions_only(tiny: Any) -> None:
+    workflow = tiny("CartPole-v1:ppo_none").workflow
+    empty = workflow.initial_state(4)
+    collector = RolloutCollector(late_cartpole())
+    collector.collect(Dice(2), steps=64)
+    assert collector.carried["count"].max() > 1
+    rows = collector.collect(workflow.act, steps=16, state=empty).trajectory
+    metrics = workflow.update(rows, phase={"name": "train", "type": "online", "step": 0})
+    assert metrics["policy_drift"] < 1e-4
+
+
+def test_ppo_learns_from_rows_that_waited_for_an_update_and_shows_their_age(tiny: Any) -> None:
+    """No row is left out; `policy_drift` is large where some are of the policy before."""
+    workflow = tiny("CartPole-v1:ppo_none", "algorithm.learning_rate=0.01").workflow
+    empty = workflow.initial_state(4)
+    collector = RolloutCollector(late_cartpole())
+    phase = {"name": "train", "type": "online", "step": 0}
+    first = collector.collect(workflow.act, steps=64, state=empty).trajectory
+    assert workflow.update(first, phase=phase)["policy_drift"] < 1e-4
+    waiting = int(collector.carried["count"].max())
+    assert waiting > 1
+    second = collector.collect(workflow.act, steps=64, state=empty).trajectory
+    metrics = workflow.update(second, phase=phase)
+    assert metrics["policy_drift"] > 1e-3
+    rows, _ = workflow._credit(second, workflow.config)
+    assert rows["advantage"].numel() == 64 * 4
 
 
 def test_a_bad_number_in_a_row_that_waits_is_found_at_once() -> None:

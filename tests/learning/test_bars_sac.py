@@ -1,5 +1,7 @@
 """Learning bars of SAC, and broken twins that must stay below them. Slow: `make learn`."""
 
+from statistics import mean
+
 import pytest
 import torch
 
@@ -31,7 +33,6 @@ def test_pendulum(tmp_path, steps, bar, seed):
         ("CartPole-v1:sac", 400),
         ("MountainCarContinuous-v0:sac", 85),
         ("MountainCarContinuous-v0:sac_gsde", 85),  # no bonus
-        ("HalfCheetah-v5:sac", 4500),
         ("Hopper-v5:sac", 500),
         ("dm_control/cartpole-swingup:sac", 750),
         ("dm_control/cheetah-run:sac", 200),
@@ -39,6 +40,11 @@ def test_pendulum(tmp_path, steps, bar, seed):
 )
 def test_learns(tmp_path, spec, bar, seed):
     assert final_return(tmp_path, spec, seed) >= bar
+
+
+def test_half_cheetah(tmp_path):
+    returns = [final_return(tmp_path, "HalfCheetah-v5:sac", seed) for seed in SEEDS]
+    assert mean(returns) >= 5000 and min(returns) >= 4500, returns
 
 
 def test_with_the_sign_of_the_temperature_s_loss_turned_it_does_not_learn(tmp_path, monkeypatch):

@@ -116,6 +116,20 @@ def test_codes_on_a_grid_are_not_brightness():
     torch.testing.assert_close(encoder(codes), expected)
 
 
+def test_a_code_that_is_not_below_codes_is_warned_about_once(caplog):
+    encoder = GridCNN(GridConfig(codes=5), image(1, 7, 7))
+    codes = torch.zeros(1, 1, 7, 7, dtype=torch.uint8)
+    with torch.no_grad():
+        encoder(codes + 4)
+        assert not caplog.records
+        encoder(codes + 9)
+        encoder(codes + 9)
+    assert [each.getMessage() for each in caplog.records] == [
+        "the observation has the code 9, and the encoder `grid` only tells those below 5 apart: "
+        "set network.encoder.type=grid network.encoder.codes=10 or more, or a type for pictures"
+    ]
+
+
 def test_parts_of_a_dict_are_joined_before_one_mlp():
     config = AutoEncoderConfig(
         hidden_dims=[7], parts={"camera": {"type": "impala", "features": 5}, "room": "mlp_tiny"}

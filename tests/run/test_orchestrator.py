@@ -439,6 +439,21 @@ def test_a_normaliser_that_can_do_nothing_is_reported(tmp_path):
     assert "changes nothing" not in run.log_file.read_text()
 
 
+def test_a_run_says_that_auto_reads_integers_as_codes(tmp_path):
+    def said(name, *words):
+        words = ("environment.vectorization=sync", "training.total_timesteps=64", *words)
+        return tiny_run(
+            tmp_path / name, "picture_env:Picture-v0:ppo_none", *words
+        ).run.log_file.read_text()
+
+    chosen = "auto: network.encoder.type=grid, because these integers look like codes"
+    codes = said("codes", "environment.kwargs.shape=[7,7,3]")
+    assert codes.count(chosen) == 1 and codes.count("WARNING: the observation has the code") == 1
+    assert chosen not in said("picture", "environment.kwargs.shape=[40,40,3]")
+    asked = ("environment.kwargs.shape=[7,7,3]", "network.encoder.type=mlp")
+    assert chosen not in said("asked", *asked)
+
+
 def test_a_phase_that_never_began_waited_for_nothing(tmp_path):
     phases = (
         "training.phases=[{name: first, max_steps: 5_000, hooks: [collect, update]},"

@@ -14,6 +14,7 @@ from rl_lab.collect.stopwatch import Stopwatch
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
+    LOG_PROB,
     NEXT_OBS,
     OBS,
     RESET,
@@ -103,11 +104,13 @@ class RolloutCollector:
         policy: MakePolicy | None = None,
         arrays: bool = False,
     ) -> CollectResult:
-        """`steps` real transitions of every environment, in time order; none is ever left out.
+        """`steps` real transitions of every environment, in time order, without gaps.
 
         A vector that resets a step late brings fewer transitions of an environment whose episodes
         are short. What the others play meanwhile is carried over: the next call begins with it.
-        The result counts a transition when it is played.
+        The result counts a transition when it is played. Only carried transitions of a policy
+        without log-probs are dropped when one with log-probs takes over: it learns from its own
+        actions.
 
         `arrays`: `act` takes observations as numpy arrays, as they are. `state` is what a memory
         starts an episode with; a memory of other names and shapes is
@@ -139,6 +142,9 @@ class RolloutCollector:
                 RESET: self.is_first,
             }
             values |= {name: to_array(extra) for name, extra in decision.extras.items()}
+            if self.carried is not None and LOG_PROB in values and LOG_PROB not in rows:
+                self.carried = None
+                rows, cursor = self._begin(steps, state)
             if step.valid is None:
                 _make_room(rows, values)
                 row = cursor.next_row()

@@ -3,6 +3,7 @@
 uint8 images are divided by 255; others are taken as they are. Weights are orthogonal.
 """
 
+import logging
 import math
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from rl_lab.core.options import Options, option
 from rl_lab.core.spec import Box, Space
 from rl_lab.networks.mlp import linear
 
+log = logging.getLogger(__name__)
 _SMALLEST_PICTURE = 16  # pixels: integers on a smaller grid are taken as codes
 _SMALLEST_NATURE = 36  # pixels: below this the three layers of the paper leave nothing
 
@@ -63,7 +65,9 @@ class GridConfig(Options):
     """A grid whose numbers are names of things, not brightness."""
 
     type: str = option("grid", "convolutions over one-hot cells, for uint8 grids of codes")
-    codes: int = option(32, "different codes per channel; larger ones look like nothing", low=1)
+    codes: int = option(
+        32, "different codes per channel; larger ones are not seen (a warning)", low=1
+    )
     features: int = option(128, "width of the layer after the convolutions", low=1)
 
 
@@ -135,6 +139,7 @@ class GridCNN(nn.Module):
         super().__init__()
         channels, height, width = image_shape(space, "grid")
         self.codes = config.codes
+        self.warned = False
         self.layers = nn.Sequential(
             convolution(channels * config.codes, 32, 3, 1, 1),
             nn.ReLU(),
@@ -147,10 +152,27 @@ class GridCNN(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """[..., C, H, W] to [..., features]."""
         lead = obs.shape[:-3]
+        if not self.warned and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            self._check_codes(obs)  # while acting: learning sees the same frames
         cells = one_hot(obs.reshape(-1, *obs.shape[-3:]), self.codes)  # [B, C, H, W, codes]
         planes = cells.movedim(-1, 2).flatten(1, 2)
         features = relu(self.output(self.layers(planes).flatten(1)))
         return features.reshape(*lead, self.out_dim)
+
+    def _check_codes(self, obs: Tensor) -> None:
+        """Warn once about a code that has no plane."""
+        largest = int(obs.max()) if obs.numel() else 0
+        if largest >= self.codes:
+            self.warned = True
+            log.warning(
+                "the observation has the code %d, and the encoder `grid` only tells those below %d "
+                "apart: set network.encoder.type=grid network.encoder.codes=%d or more, or a type "
+                "for pictures",
+                largest,
+                self.codes,
+                largest + 1,
+                extra={"once": "grid codes"},
+            )
 
 
 class Residual(nn.Module):

@@ -100,6 +100,15 @@ def make_encoder(config: Any, space: Observation) -> nn.Module:
     return DictEncoder(encoders, config.hidden_dims, config.activation)
 
 
+def chosen_grids(config: Any, space: Observation) -> list[str]:
+    """The parts ("" if there are none) that `auto` reads as grids of codes, not as pictures."""
+    if registry.of("encoder", config) is not AutoEncoder:
+        return []
+    parts = space.parts if isinstance(space, Dict) else {"": space}
+    open_parts = {name: each for name, each in parts.items() if name not in config.parts}
+    return [name for name, each in open_parts.items() if is_grid_of_codes(each)]
+
+
 def _for_one(config: Any, space: Space) -> nn.Module:
     kind = registry.of("encoder", config)
     if kind is AutoEncoder:

@@ -45,6 +45,7 @@ from rl_lab.core.target import Target
 from rl_lab.display.sinks import Sinks
 from rl_lab.envs.make import make_vector
 from rl_lab.envs.unit_actions import UnitActions
+from rl_lab.networks.encoder import chosen_grids
 from rl_lab.networks.normalizer import is_normalizable
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import MetricLog
@@ -76,6 +77,8 @@ def build_run(
             "WARNING: environment.normalize_obs changes nothing: these observations are images of "
             "integers, or indices"
         )
+    for line in grid_choices(config, context.spec.observation):
+        sinks.say(line)
     collector = context.collector
     assert isinstance(collector, RolloutCollector)
     workflow = make_workflow(config, context)
@@ -124,6 +127,18 @@ def build_run(
 def _is_normalizable(space: Observation) -> bool:
     parts = space.parts.items() if isinstance(space, Dict) else [("", space)]
     return any(is_normalizable(part) for name, part in parts if name != ACTION_MASK)
+
+
+def grid_choices(config: RunConfig, observation: Observation) -> list[str]:
+    """A line for each part of an observation whose integers `auto` takes for codes."""
+    if not catalog.workflow_class(config.algorithm).uses_network:
+        return []
+    keys = chosen_grids(config.network.encoder, observation)
+    return [
+        f"auto: network.encoder{f'.parts.{key}' if key else ''}.type=grid, because these integers "
+        "look like codes; set nature or impala if they are a picture"
+        for key in keys
+    ]
 
 
 log = logging.getLogger(__name__)

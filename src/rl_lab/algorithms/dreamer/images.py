@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 from rl_lab.algorithms.dreamer.rssm import BlockLinear
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
 from rl_lab.core.spec import Space
-from rl_lab.networks.cnn import is_image
+from rl_lab.networks.cnn import is_grid_of_codes, is_image
 from rl_lab.networks.mlp import ACTIVATIONS, RMS_EPS, linear, mlp
 
 _SMALLEST = 4  # pixels that the convolutions leave of an image
@@ -18,8 +18,9 @@ _MULTIPLES = (2, 3, 4, 4)  # of `channels`, layer by layer, if pooled
 
 
 def is_picture(space: Space) -> bool:
-    """An image that convolutions can make smaller; one that is smaller yet is a vector."""
-    return is_image(space) and min(space.shape[1:]) > _SMALLEST
+    """True for an image that convolutions can make smaller. Smaller ones and codes are vectors."""
+    is_large = is_image(space) and min(space.shape[1:]) > _SMALLEST
+    return is_large and not is_grid_of_codes(space)
 
 
 class ImageEncoder(nn.Module):

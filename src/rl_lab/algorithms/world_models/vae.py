@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Observation, Space
-from rl_lab.networks.cnn import is_image
+from rl_lab.networks.cnn import is_grid_of_codes, is_image
 
 
 class ConvVAE(nn.Module):
@@ -82,6 +82,8 @@ def require_image(observation: Observation, layers: int, id: str) -> Space:
         raise UserError(
             f"world_models looks at images, and '{id}' does not show one: use dreamer_v3"
         )
+    if is_grid_of_codes(observation):
+        raise UserError(f"world_models looks at images, and '{id}' shows a grid of codes")
     height, width = observation.shape[1:]
     if height % 2**layers or width % 2**layers:
         raise UserError(
