@@ -159,7 +159,6 @@ def test_a_damaged_checkpoint_is_not_passed_over_silently(tmp_path, capsys):
     used = json.loads(output)["step"]
     assert used < step and "skipped a damaged checkpoint" in errors
     assert errors.count("\n") == 1 and f"; step {used} is used instead" in errors
-    damage()
     with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
         rl_lab.load_policy("@last:last", runs_dir=tmp_path)
 

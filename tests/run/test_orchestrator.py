@@ -195,6 +195,7 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path):
     run = tiny_run(tmp_path).run
     expected = run_hash(run)
     shutil.rmtree(run.checkpoints)
+    run.write_summary({"status": "running", "env_steps": 0, "saved_step": None})
     resume("@last", root=tmp_path)
     assert run_hash(run) == expected
 

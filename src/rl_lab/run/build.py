@@ -110,7 +110,9 @@ def build_run(
         stop=stop,
         resources=resources,
         identity={"config_hash": config_hash(config), "numerics": numerics},
-        store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
+        store=CheckpointStore(
+            directory.checkpoints, config.checkpoint, quarantine=True, on_skip=sinks.warn
+        ),
         metrics=metrics,
         timing=timing,
         efficiency=Efficiency(context.train_environment, stopwatch, context.device),

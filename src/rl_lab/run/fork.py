@@ -1,6 +1,6 @@
 """A new run that goes on from a checkpoint of another one, with changed options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,10 +93,9 @@ def fork(
     if schedules not in SCHEDULES:
         raise UserError(f"schedules must be stretch or keep, got '{schedules}'")
     parent, which = find_run(reference, root)
-    root = fixed(root)
-    origin = find_origin(RunDirectory(fixed(parent.path)), which, trust=trust)
+    root, sinks = fixed(root), Sinks([], None)
+    origin = find_origin(RunDirectory(fixed(parent.path)), which, trust=trust, warn=sinks.warn)
     composed = compose(None, overrides, run_config=origin.run.config_file)
-    sinks = Sinks([], None)
     config = validate(composed.tree, composed.origins, existing=True)
     config, lines = reschedule(origin, config, schedules)
     for line in lines:
@@ -126,12 +125,14 @@ def fork(
         return drive(orchestrator, directory, root, view, debug)
 
 
-def find_origin(run: RunDirectory, which: Which, *, trust: bool = False) -> Origin:
+def find_origin(
+    run: RunDirectory, which: Which, *, trust: bool = False, warn: Callable[[str], object]
+) -> Origin:
     """A checkpoint with the configuration that it was written under."""
     run.check_complete()
     config = load_config(run, trust=trust)
-    store = CheckpointStore(run.checkpoints)
-    if not store.steps():
+    store = CheckpointStore(run.checkpoints, on_skip=warn)
+    if not store.steps() and not store.quarantined():
         raise UserError(f"run {run.id} has no checkpoint yet to go on from")
     state, manifest, _ = store.load("last" if which is None else which)
     if manifest["config_hash"] not in (config_hash(config), file_hash(run)):
