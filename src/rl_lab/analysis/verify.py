@@ -19,6 +19,7 @@ from rl_lab.core.state import Tree
 from rl_lab.display.sinks import Sink, Sinks
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
+from rl_lab.records.files import check_folder, open_to_read
 from rl_lab.records.metrics import STEP, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.source import code_change, read_provenance
@@ -122,6 +123,7 @@ def verify(
 
 
 def _read(directory: RunDirectory) -> _Record:
+    check_folder(directory.path)
     summary, store = directory.read_summary(), CheckpointStore(directory.checkpoints)
     if summary.get("rollbacks"):
         raise UserError(
@@ -230,7 +232,7 @@ class _Witness:
         self.compared: list[int] = []
         self.rows = self.counted = 0
         self.again = run.metrics.path.open("rb")
-        self.recorded = record.run.metrics_file.open("rb")
+        self.recorded = open_to_read(record.run.metrics_file)
         offset = run.metrics.offset()
         for file in (self.again, self.recorded):
             file.seek(offset)

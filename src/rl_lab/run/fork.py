@@ -16,6 +16,7 @@ from rl_lab.core.state import Tree, fingerprint
 from rl_lab.display.sinks import Sinks
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import remove, write_atomically
+from rl_lab.records.files import open_to_read
 from rl_lab.records.formatting import fixed
 from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
@@ -70,7 +71,7 @@ class Origin:
 
     def rows(self) -> bytes:
         """The metrics up to here: the history of the new run, too."""
-        with self.run.metrics_file.open("rb") as file:
+        with open_to_read(self.run.metrics_file) as file:
             return file.read(self.state["metrics_offset"])
 
 
