@@ -238,6 +238,7 @@ def test_algorithms_and_their_options(call):
 
 def test_check_env(call):
     assert call("check", "env", "FrozenLake-v1", "--json")["level"] == "E0"
+    assert "(its state is captured)" in call("check", "env", "FrozenLake-v1")
 
 
 def test_check_algorithm(call):

@@ -29,7 +29,11 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 # What two runs of one experiment may differ in: who they are, how fast, what they show and keep.
 _OWN_BLOCKS = ("compute", "checkpoint", "logging")
-_OWN_KEYS = {"experiment": ("name", "seed", "device", "tags"), "environment": ("vectorization",)}
+_OWN_KEYS = {
+    "experiment": ("name", "seed", "device", "tags"),
+    "environment": ("vectorization",),
+    "evaluation": ("every_steps",),
+}
 
 
 class _Bounded:

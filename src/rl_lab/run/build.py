@@ -473,7 +473,7 @@ def make_evaluator(
             )
         if endless and max(seen.lengths) >= MOST_EVALUATED:
             log.warning(
-                "an evaluated episode of %s did not end and was cut after %s steps: "
+                "an evaluated episode of %s did not end and was stopped after %s steps: "
                 "environment.max_episode_steps sets a limit for training, too",
                 *(config.environment.id, f"{MOST_EVALUATED:,}"),
                 extra={"once": "no time limit"},
