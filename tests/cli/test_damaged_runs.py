@@ -46,6 +46,8 @@ CONFIGS = {
     "null": "null",
     "a list": "[1, 2]",
     "cut": "algorithm: {name: ppo",
+    "cut and still YAML": "version: 1\nexperiment:\n  seed: 9\nenvironment:\n  id: CartPole-v1\n",
+    "without an environment": "version: 1\nalgorithm:\n  name: ppo\n",
     "no text": "\udcff\x00",
     "nested": "[" * 400_000,
     "nested lists": "- " * 400_000,

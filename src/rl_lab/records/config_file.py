@@ -82,6 +82,9 @@ def parse_config(data: bytes) -> dict[str, Any]:
         raise ValueError("the file is empty")
     if not isinstance(tree, dict):
         raise ValueError("expected `key: value` lines at the top level")
+    if "algorithm" not in tree or "environment" not in tree:
+        missing = "environment" if "algorithm" in tree else "algorithm"
+        raise ValueError(f"it has no {missing}: it is damaged")
     return tree
 
 
