@@ -340,6 +340,7 @@ def test_a_run_without_checkpoints_has_no_policy(tmp_path):
     from rl_lab.records.run_directory import RunDirectory
 
     run = RunDirectory.create(tmp_path, "empty")
-    run.config_file.write_text("version: 1\nenvironment: {id: CartPole-v1}\n")
+    text = "version: 1\nenvironment: {id: CartPole-v1}\nalgorithm: {name: ppo}\n"
+    run.config_file.write_text(text)
     with pytest.raises(UserError, match="no checkpoint yet"):
         rl_lab.load_policy("@last", runs_dir=tmp_path)

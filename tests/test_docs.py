@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import typer
 import yaml
-from rl_lab.config.schema import to_tree
 
 from rl_lab import api
 from rl_lab.cli.main import app
 from rl_lab.config.compose import compose
+from rl_lab.config.tree import to_tree
 from rl_lab.config.validate import validate
 from rl_lab.tuning.driver import check
 from rl_lab.tuning.sweep_file import read_sweep

@@ -10,6 +10,7 @@ from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
 from rl_lab.display.chart import to_svg
 from rl_lab.display.metric_style import load_display
+from rl_lab.records.config_file import experiment_of
 
 DISPLAY = load_display()
 FINALS = {"ppo": [10.0, 20.0, 30.0], "dqn": [0.0, 10.0, 40.0]}
@@ -84,7 +85,7 @@ def test_a_step_that_one_run_had_not_reached_has_no_mean(tmp_path):
 
 
 def test_methods_and_pairs_by_hand(runs):
-    found = judged(runs)
+    found = judged(runs, scales={"CartPole-v1": (0.0, 40.0)})
     assert found.scales == {"CartPole-v1": (0.0, 40.0)}
     ppo, dqn = found.aggregates
     assert (ppo.iqm, ppo.optimality_gap, ppo.runs) == (0.5, 0.5, 3)  # 0.25, 0.5, 0.75
@@ -168,17 +169,71 @@ def test_a_run_without_an_evaluation_does_not_change_the_metric_of_the_others(
     runs, tmp_path, capsys
 ):
     """One run that never evaluated turned 423 into 184 for everybody."""
-    short = made_run(tmp_path, [1.0], algorithm="random", metric="collect/return_mean")
+    test = {"test": {"last": {"return_mean": 4.5}}, "wall_time": 75.0}
+    short = made_run(
+        tmp_path, [1.0], algorithm="random", metric="collect/return_mean", summary=test
+    )
     found = judged([*runs, short])
     assert found.main.metric == "eval/return_mean"
-    assert [group.runs[0].id for group in found.main.missing] == [short.id]
+    assert [group.runs for group in found.main.missing] == [[short.id]]
     assert found.to_tree()["metrics"][0]["missing"][0]["runs"] == [short.id]
     folders = [str(run.directory.path) for run in [*runs, short]]
     assert main(["compare", *folders, "--runs-dir", str(tmp_path)]) == 0
     text, errors = capsys.readouterr()
-    row = next(line.split() for line in text.splitlines() if "random" in line)
-    assert row[:3] == ["CartPole-v1", "random", "1"] and set(row[3:]) == {"-"}
+    first, second = [line.split() for line in text.splitlines() if "random" in line]
+    # runs, final, IQM, best, test, at 50 %, at 75 %: what it has of its own is shown
+    assert first == ["CartPole-v1", "random", "1", "-", "-", "-", "4.5", "-", "-"]
+    assert second == ["CartPole-v1", "random", "1:15"]  # wall time
     assert short.id in errors
+
+
+def test_scores_of_one_task_are_shown_on_a_given_scale_only(runs, tmp_path, capsys):
+    """From the worst to the best run of one task, they say nothing that its returns do not."""
+    folders = [str(run.directory.path) for run in runs]
+    scale = ["--scale", "CartPole-v1=0:500"]
+    for words, shown in ([], False), (scale, True):
+        assert main(["compare", *folders, *words, "--runs-dir", str(tmp_path)]) == 0
+        assert ("scores from 0 to 1" in capsys.readouterr().out) == shown
+        for form in ("md", "html"):
+            words_of = ["export", *folders, *words, "--format", form, "--runs-dir", str(tmp_path)]
+            assert main(words_of) == 0
+            assert ("scores from 0 to 1" in capsys.readouterr().out) == shown
+    assert judged(runs).aggregates == []
+    equal = [made_run(tmp_path, [7.0], task=task) for task in ("A-v1", "B-v1")]
+    assert judged(equal).aggregates == []
+
+
+def test_what_is_chosen_by_itself_makes_no_other_method(tmp_path):
+    runs = [made_run(tmp_path, [1.0], seed=seed) for seed in (1, 2, 3)]
+    for run, every in zip(runs, (10, 20, 30), strict=True):
+        run.config["evaluation.every_steps"] = every
+    found = judged(runs)
+    assert [cell.method for cell in found.main.cells] == ["ppo"] and found.warnings == []
+    trees = [{"evaluation": {"every_steps": every, "episodes": 5}} for every in (10, 20)]
+    assert experiment_of(trees[0]) == experiment_of(trees[1])
+
+
+def test_keys_with_one_ending_are_written_whole(tmp_path):
+    runs = [made_run(tmp_path, [1.0], seed=seed) for seed in (1, 2)]
+    for run, to in zip(runs, (0.5, 1.0), strict=True):
+        run.config["algorithm.beta.to"] = run.config["algorithm.epsilon.to"] = to
+        run.config["algorithm.tau"] = to
+    cells = judged(runs).main.cells
+    names = [f"ppo algorithm.beta.to={to} algorithm.epsilon.to={to} tau={to}" for to in (0.5, 1.0)]
+    assert [cell.method for cell in cells] == names
+
+
+@pytest.mark.parametrize(
+    ("seeds", "text"),
+    [
+        ([2, 2, 1], "seed 2 was run"),
+        ([10, 2, 10, 2, 3], "seeds 2 and 10 were run"),
+        ([*range(6)] * 2, "seeds 0, 1, 2, 3 and others were run"),
+    ],
+)
+def test_seeds_that_were_run_twice_are_named(tmp_path, seeds, text):
+    runs = [made_run(tmp_path, [1.0], seed=seed) for seed in seeds]
+    assert f"CartPole-v1 ppo: {text} more than once; each run counts" in judged(runs).warnings
 
 
 def test_equal_runs_are_compared_too(tmp_path):

@@ -159,7 +159,6 @@ def test_a_damaged_checkpoint_is_not_passed_over_silently(tmp_path, capsys):
     used = json.loads(output)["step"]
     assert used < step and "skipped a damaged checkpoint" in errors
     assert errors.count("\n") == 1 and f"; step {used} is used instead" in errors
-    damage()
     with pytest.warns(UserWarning, match="skipped a damaged checkpoint"):
         rl_lab.load_policy("@last:last", runs_dir=tmp_path)
 
@@ -239,6 +238,7 @@ def test_algorithms_and_their_options(call):
 
 def test_check_env(call):
     assert call("check", "env", "FrozenLake-v1", "--json")["level"] == "E0"
+    assert "(its state is captured)" in call("check", "env", "FrozenLake-v1")
 
 
 def test_check_algorithm(call):

@@ -2,15 +2,18 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
+import torch
 
 from made_runs import made_run
 from rl_lab import api
 from rl_lab.analysis.groups import select_runs
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.index import Index
 
 DIGITS = "9" * 6000
@@ -43,6 +46,8 @@ CONFIGS = {
     "null": "null",
     "a list": "[1, 2]",
     "cut": "algorithm: {name: ppo",
+    "cut and still YAML": "version: 1\nexperiment:\n  seed: 9\nenvironment:\n  id: CartPole-v1\n",
+    "without an environment": "version: 1\nalgorithm:\n  name: ppo\n",
     "no text": "\udcff\x00",
     "nested": "[" * 400_000,
     "nested lists": "- " * 400_000,
@@ -149,6 +154,56 @@ def test_no_file_in_the_place_of_another_file(root, capsys, name, kind):
     assert ("is left out, it is damaged" in said) == (name == "metrics.jsonl")
     assert main(["show", bad, "--runs-dir", str(root)]) == (2 if name == "metrics.jsonl" else 0)
     assert "--debug" not in capsys.readouterr().err
+
+
+@pytest.fixture
+def at_most_20_seconds():
+    """Opening a pipe that nobody writes to would wait for ever."""
+
+    def stop(number, frame):
+        raise AssertionError("it waits for a pipe")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("at_most_20_seconds")
+@pytest.mark.parametrize("name", ["manifest.json", "state.json", "state.safetensors"])
+def test_a_pipe_in_a_checkpoint_is_a_damage(tmp_path, capsys, name):
+    run = made_run(tmp_path, [5.0])
+    store = CheckpointStore(run.directory.checkpoints)
+    for step in (100, 200):
+        path = store.save(step, {"a": torch.zeros(2)}, score=1.0)
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    assert store.load("last")[1]["step"] == 100
+    assert main(["show", run.id, "--runs-dir", str(tmp_path)]) == 0
+    capsys.readouterr()
+    for words in (["verify"], ["evaluate"], ["train", "--resume"]):
+        assert main([*words, run.id, "--runs-dir", str(tmp_path)]) == 2
+        assert f"{name} is a pipe or a device: remove it" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("at_most_20_seconds")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "provenance.json"])
+def test_verify_of_a_run_with_no_file_in_the_place_of_a_file(root, capsys, name, kind):
+    bad = special(root, name, kind)
+    assert main(["verify", bad, "--runs-dir", str(root)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert name in line and ("pipe" in line or "a link that leaves the run" in line)
+
+
+@pytest.mark.usefixtures("at_most_20_seconds")
+def test_a_pipe_as_a_config_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.yaml")
+    assert main(["train", "--config", "pipe.yaml"]) == 2
+    expected = "error: pipe.yaml: cannot be read: it is a pipe or a device, not a file\n"
+    assert capsys.readouterr().err == expected
 
 
 ROWS = {

@@ -1,3 +1,4 @@
+import json
 import math
 import re
 import subprocess
@@ -150,18 +151,51 @@ def test_tensorboard_reads_back_what_was_written(tmp_path, monkeypatch):
     assert before == {"collect/return_mean": [(10, 1.5), (20, math.inf)], "updates": [(10, 3.0)]}
 
 
+def metrics_of(path, rows):
+    path.write_text("".join(json.dumps({"step": step, **row}) + "\n" for step, row in rows))
+    return path
+
+
 def test_a_resumed_run_replaces_the_lost_future_and_keeps_the_row_of_the_checkpoint(tmp_path):
     first = TensorBoardSink(tmp_path, purge_step=0)
     for step in (10, 20, 30, 40):
         first.write(step, {"a": step, "lost": 1.0} if step > 20 else {"a": step})
     first.close()
-    resumed = TensorBoardSink(tmp_path, purge_step=20)
+    metrics = metrics_of(tmp_path / "metrics.jsonl", [(10, {"a": 10}), (20, {"a": 20})])
+    resumed = TensorBoardSink(tmp_path, 20, metrics)
     for step in (30, 40, 50):
         resumed.write(step, {"a": step + 0.5})
     resumed.close()
     rows = read_back(tmp_path)
     assert rows["a"] == [(10, 10), (20, 20), (30, 30.5), (40, 40.5), (50, 50.5)]
     assert rows.get("lost", []) == []
+
+
+def test_rows_of_one_step_are_not_shown_twice_after_a_resume(tmp_path):
+    """In an offline phase the step stands still; the checkpoint lies between two of its rows."""
+    first = TensorBoardSink(tmp_path, purge_step=0)
+    for loss in (5.0, 4.0, 3.0, 2.0):
+        first.write(64, {"loss": loss})
+    first.close()
+    metrics = metrics_of(
+        tmp_path / "metrics.jsonl", [(32, {"a": 0.0}), (64, {"loss": 5.0}), (64, {"loss": 4.0})]
+    )
+    resumed = TensorBoardSink(tmp_path, 64, metrics)
+    for loss in (3.0, 2.0, 1.0):
+        resumed.write(64, {"loss": loss})
+    resumed.close()
+    assert read_back(tmp_path) == {"loss": [(64, loss) for loss in (5.0, 4.0, 3.0, 2.0, 1.0)]}
+
+
+def test_files_are_read_in_the_order_they_were_made_whatever_the_clock_says(tmp_path, monkeypatch):
+    """Fault matrix, row 32: the clock may stand still or go backwards between two resumes."""
+    for moment, start in [(1_000.0, 0), (1_000.0, 20), (990.0, 30), (400.0, 40)]:
+        monkeypatch.setattr(sinks_module.time, "time", lambda moment=moment: moment)
+        sink = TensorBoardSink(tmp_path, purge_step=start)
+        for step in (start + 10, start + 20):
+            sink.write(step, {"a": start})
+        sink.close()
+    assert read_back(tmp_path)["a"] == [(10, 0), (50, 40), (60, 40)]
 
 
 def test_without_tensorboard_there_is_one_line_and_training_goes_on(tmp_path, monkeypatch):

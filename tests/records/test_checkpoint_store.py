@@ -24,7 +24,8 @@ def state(number):
 
 def make(tmp_path, **options):
     said: list[str] = []
-    store = CheckpointStore(tmp_path, CheckpointConfig(**options), on_skip=said.append)
+    config = CheckpointConfig(**options)
+    store = CheckpointStore(tmp_path, config, quarantine=True, on_skip=said.append)
     return store, said
 
 
@@ -73,6 +74,63 @@ def test_a_damaged_best_gives_way_to_the_next_best(tmp_path):
     damage(tmp_path / "step_000000000200")
     assert store.load("best")[0]["step"] == 100
     assert "000200" in said[0]
+
+
+def test_a_best_with_a_damaged_manifest_is_not_passed_over_silently(tmp_path):
+    store, said = make(tmp_path, keep_last=5)
+    for step, score in [(100, 3.0), (200, 9.0), (300, 1.0)]:
+        store.save(step, state(step), score=score)
+    damage(tmp_path / "step_000000000200", MANIFEST)
+    assert store.load("best")[0]["step"] == 100
+    assert len(said) == 1 and "000200" in said[0] and said[0].endswith("; step 100 is used instead")
+
+
+def test_without_a_name_the_best_is_loaded_and_the_newest_if_none_is_intact(tmp_path):
+    store, said = make(tmp_path, keep_last=5)
+    store.save(100, state(100))
+    assert store.load(None)[0]["step"] == 100
+    store.save(200, state(200), score=5.0)
+    store.save(300, state(300))
+    assert store.load(None)[0]["step"] == 200 and said == []
+    damage(tmp_path / "step_000000000200")
+    assert store.load(None)[0]["step"] == 300
+    assert len(said) == 1 and said[0].endswith("; step 300 is used instead")
+
+
+def test_a_reader_moves_nothing_and_warns_every_time(tmp_path):
+    make(tmp_path)[0].save(100, state(100), score=1.0)
+    make(tmp_path)[0].save(200, state(200), score=2.0)
+    damage(tmp_path / "step_000000000200")
+    for which in ("last", "best", None):
+        said: list[str] = []
+        reader = CheckpointStore(tmp_path, on_skip=said.append)
+        assert reader.load(which)[0]["step"] == 100
+        assert len(said) == 1 and "step_000000000200" in said[0]
+    assert not list(tmp_path.glob(".bad-*"))
+
+
+def test_what_is_in_quarantine_is_named_until_something_newer_or_better_is_saved(tmp_path):
+    store, said = make(tmp_path, keep_last=5, keep_best=5)
+    for step, score in [(100, 1.0), (200, 9.0), (300, 2.0)]:
+        store.save(step, state(step), score=score)
+    damage(tmp_path / "step_000000000200")
+    damage(tmp_path / "step_000000000300")
+    assert store.load("last")[0]["step"] == 100
+    assert len(said) == 2
+
+    def warnings(which):
+        said.clear()
+        CheckpointStore(tmp_path, on_skip=said.append).load(which)
+        assert all("skipped a damaged checkpoint (.bad-step_" in line for line in said)
+        return sorted(int(line.split("step_")[1][:12]) for line in said)
+
+    assert warnings("last") == warnings("best") == [200, 300]
+    with pytest.raises(UserError, match=r"300 is damaged \(\.bad-step_000000000300-"):
+        store.load(300)
+    store.save(350, state(350), score=3.0)
+    assert warnings("last") == [] and warnings("best") == [200]
+    store.save(200, state(200), score=9.0)
+    assert warnings("best") == []
 
 
 def test_a_read_only_folder_still_falls_back(tmp_path, monkeypatch):

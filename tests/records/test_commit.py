@@ -162,10 +162,10 @@ def test_a_newer_format_is_refused_with_advice(tmp_path, monkeypatch):
 def test_no_permission_is_not_mistaken_for_damage(tmp_path, monkeypatch):
     commit_tree(tmp_path / "c", {"x": 1}, manifest={})
 
-    def refuse(self):
+    def refuse(*args):
         raise PermissionError(errno.EACCES, "no")
 
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(commit, "read_bounded", refuse)
     with pytest.raises(PermissionError):
         read_tree(tmp_path / "c")
 

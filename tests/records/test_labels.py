@@ -12,7 +12,8 @@ from rl_lab.records.run_directory import RunDirectory
 @pytest.fixture
 def run(tmp_path):
     made = RunDirectory.create(tmp_path, "x")
-    made.config_file.write_text("experiment: {name: x, seed: 1, tags: [first]}\n")
+    experiment = "experiment: {name: x, seed: 1, tags: [first]}"
+    made.config_file.write_text(f"{experiment}\nalgorithm: {{}}\nenvironment: {{}}\n")
     return made
 
 

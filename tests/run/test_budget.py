@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from rl_lab.algorithms.ppo import PPOConfig
+from rl_lab.config.compose import compose
+from rl_lab.config.presets import list_presets
 from rl_lab.config.resolve import interval, resolve
 from rl_lab.config.tree import to_tree
+from rl_lab.display.sinks import Sinks
+from rl_lab.records.run_directory import RunDirectory
+from rl_lab.run.build import build_run
 from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_config, tiny_orchestrator, tiny_run
 
@@ -24,7 +29,9 @@ def said(folder: Path) -> str:
     [
         ("CartPole-v1:ppo_none", [], 20, 20),  # less than one rollout of 64
         ("CartPole-v1:ppo_none", [], 100, 100),
-        ("CartPole-v1:ppo_none", [], 101, 104),  # whole vector steps of 4
+        ("CartPole-v1:ppo_none", [], 68, 68),  # a last rollout of one step
+        ("CartPole-v1:ppo_none", ["algorithm.batch_size=1.0"], 100, 100),
+        ("CartPole-v1:ppo_gru", ["algorithm.batch_size=1.0"], 100, 100),
         ("CartPole-v1:ppo_gru", [], 100, 100),
         ("CartPole-v1:ppo_gru", ["algorithm.sequence_length=8"], 104, 104),  # 10 steps: two of 5
         ("CartPole-v1:reinforce", ["algorithm.rollout_steps=16"], 100, 100),
@@ -43,12 +50,29 @@ def test_a_run_ends_at_its_budget(
 
 
 def test_a_last_rollout_is_one_minibatch_at_least_and_the_overshoot_is_told(tmp_path: Path) -> None:
-    # 64 rows in 4 minibatches of 16: 68 leaves 4 rows, and 16 are collected.
-    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", "training.total_timesteps=68")
+    # Four sequences of 16 in 4 minibatches: 68 leaves one step, and four are collected.
+    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_gru", "training.total_timesteps=68")
     assert outcome.summary["env_steps"] == 80
-    assert "WARNING: the run ends after 80 steps, not after total_timesteps 68" in said(
-        outcome.run.path
-    )
+    assert (
+        "WARNING: the run ends after 80 steps, not after total_timesteps 68: "
+        "the last rollout has 4 steps of each environment at least"
+    ) in said(outcome.run.path)
+
+
+@pytest.mark.parametrize(("total", "end", "prefix"), [(70, 128, "WARNING: "), (6399, 6400, "")])
+def test_environments_that_step_together_and_so_pass_the_budget_are_told(
+    tmp_path: Path, total: int, end: int, prefix: str
+) -> None:
+    words = ["environment.num_envs=64", f"training.total_timesteps={total}"]
+    config = resolve(tiny_config("CartPole-v1:dqn", *words))
+    lines: list[str] = []
+    sinks = Sinks([])
+    sinks.say = lines.append  # type: ignore[method-assign]
+    build_run(config, lambda: RunDirectory.create(tmp_path, "tiny"), sinks)[0].close()
+    assert (
+        f"{prefix}the run ends after {end:,} steps, not after total_timesteps {total:,}: "
+        "all 64 environments take a step at a time"
+    ) in lines
 
 
 def test_the_equal_minibatches_are_equal_and_not_smaller_than_the_others() -> None:
@@ -109,6 +133,23 @@ def test_no_evaluation_where_none_is_wanted(tmp_path: Path) -> None:
 def test_automatic_intervals(total: int, steps: int) -> None:
     assert interval("auto", 10_000, total) == steps
     assert interval(7, 10_000, total) == 7 and interval(0, 10_000, total) == 0
+
+
+@pytest.mark.parametrize("preset", list_presets())
+def test_a_preset_with_a_short_budget_is_evaluated_five_times(preset: str) -> None:
+    tree = compose(preset, ["training.total_timesteps=1e3"]).tree
+    every = tree.get("evaluation", {}).get("every_steps", "auto")
+    assert interval(every, 10_000, 1_000) <= 200  # 0: never, as the preset says
+
+
+def test_an_interval_that_was_typed_or_that_fits_stays(tmp_path: Path) -> None:
+    def every(*words: str) -> Any:
+        return compose("CartPole-v1:dqn", words).tree["evaluation"]["every_steps"]
+
+    assert every() == every("training.total_timesteps=25_000") == 5_000
+    assert every("training.total_timesteps=24_000") == "auto"
+    assert every("training.total_timesteps=1000", "evaluation.every_steps=900") == 900
+    assert every("training.total_timesteps=900_000") == 5_000
 
 
 def test_a_memory_gets_sequences_that_fill_the_minibatches() -> None:

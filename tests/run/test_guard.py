@@ -17,7 +17,8 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import read_metrics
 from rl_lab.records.run_directory import list_runs
 from rl_lab.run import guard
-from rl_lab.run.session import final_test, resume
+from rl_lab.run.final_test import final_test
+from rl_lab.run.session import resume
 from tiny_runs import final_state, run_hash, tiny_run
 
 BAD = "bad_number_envs:test/GoesBad-v0:ppo_none"

@@ -195,6 +195,7 @@ def test_a_run_without_a_checkpoint_starts_again(tmp_path):
     run = tiny_run(tmp_path).run
     expected = run_hash(run)
     shutil.rmtree(run.checkpoints)
+    run.write_summary({"status": "running", "env_steps": 0, "saved_step": None})
     resume("@last", root=tmp_path)
     assert run_hash(run) == expected
 
@@ -424,7 +425,9 @@ def test_episodes_without_a_limit_get_one_in_evaluations(tmp_path, monkeypatch):
     outcome = tiny_run(tmp_path, "CliffWalking-v1:random", *endless)
     assert {row["eval/length_mean"] for row in evaluations(outcome.run)} == {7.0}
     said = outcome.run.log_file.read_text()
-    told = "WARNING: an evaluated episode of CliffWalking-v1 did not end and was cut after 7 steps"
+    told = (
+        "WARNING: an evaluated episode of CliffWalking-v1 did not end and was stopped after 7 steps"
+    )
     assert said.count(told) == 1
     limited = tiny_run(tmp_path, "CliffWalking-v1:random", "environment.max_episode_steps=9")
     assert "did not end" not in limited.run.log_file.read_text()

@@ -142,9 +142,15 @@ class PPOConfig(AlgorithmConfig):
         return longest_fit(self.rollout_steps, num_envs, count)
 
     def last_rollout(self, steps: int, has_memory: bool, num_envs: int) -> int:
-        """Its vector steps, at least `steps`: a minibatch or more, and sequences of one length."""
-        count = self.minibatch_count(self.rollout_steps * num_envs)
-        steps = max(steps, -(-self.rollout_steps // count))
+        """Its vector steps, at least `steps`. With a memory: equal sequences, a minibatch or more.
+
+        Minibatches that are a share of the rollout shrink with it.
+        """
+        if not has_memory:
+            return steps
+        if self.batch_size is None or self.batch_size > 1:
+            count = self.minibatch_count(self.rollout_steps * num_envs)
+            steps = max(steps, -(-self.rollout_steps // count))
         length = evenly(steps, self.sequence_steps(has_memory, num_envs))
         return min(-(-steps // length) * length, self.rollout_steps)
 

@@ -55,6 +55,17 @@ class Cell:
         return np.array([curve.final for curve in self.curves])
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A group of which no run has the metric; what else is known of it."""
+
+    task: str
+    method: str
+    runs: list[str]
+    test: float | None
+    wall_time: float | None
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """One metric of all groups."""
@@ -63,7 +74,7 @@ class Table:
     metric: str
     better: str | None  # higher | lower
     cells: list[Cell]
-    missing: list[Group]  # no run of these has the metric
+    missing: list["Missing"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class Comparison:
 
     tables: list[Table]
     scales: dict[str, Scale]
-    aggregates: list[Aggregate]
+    aggregates: list[Aggregate]  # none where no scale is given and runs are of one task or equal
     pairs: list[Pair]
     warnings: list[str]
 
@@ -117,10 +128,7 @@ class Comparison:
                 "metric": table.metric,
                 "better": table.better,
                 "groups": [_cell_tree(cell) for cell in table.cells],
-                "missing": [
-                    {"task": group.task, "method": group.method, "runs": [r.id for r in group.runs]}
-                    for group in table.missing
-                ],
+                "missing": [asdict(each) for each in table.missing],
             }
             for table in self.tables
         ]
@@ -171,7 +179,9 @@ def compare(
     return Comparison(
         tables=tables,
         scales=known,
-        aggregates=[_aggregate(method, scores[method]) for method in scores],
+        aggregates=[_aggregate(method, scores[method]) for method in scores]
+        if scales or _spans_tasks(known)
+        else [],
         pairs=_pairs(main, scores),
         warnings=warnings,
     )
@@ -206,9 +216,15 @@ def _table(
             steps = {str(step): step for step in at}
             steps = steps or {f"{share:.0%}": int(share * ends[group.task]) for share in SHARES}
             own = [curves[run][metric] for run in with_it]
-            tested = metric.endswith("/return_mean")
-            cells.append(_cell(group, with_it, own, steps, better, tested=tested))
-    missing = [group for group, with_it in zip(groups, having, strict=True) if not with_it]
+            cells.append(_cell(group, with_it, own, steps, metric, better))
+    missing = [
+        Missing(
+            *(group.task, group.method, [run.id for run in group.runs]),
+            *(_test(group.runs, metric), _wall_time(group.runs)),
+        )
+        for group, with_it in zip(groups, having, strict=True)
+        if not with_it
+    ]
     return Table(asked, metric, better, cells, missing)
 
 
@@ -217,14 +233,11 @@ def _cell(
     runs: Sequence[Run],
     curves: list[Curve],
     steps: Mapping[str, int],
+    metric: str,
     better: str | None,
-    *,
-    tested: bool,
 ) -> Cell:
     finals = np.array([curve.final for curve in curves])
     bests = [curve.values.max() if better == "higher" else curve.values.min() for curve in curves]
-    tests = [run.summary["test"]["last"]["return_mean"] for run in runs if run.summary.get("test")]
-    times = [run.summary["wall_time"] for run in runs if run.summary.get("wall_time") is not None]
     return Cell(
         task=group.task,
         method=group.method,
@@ -242,9 +255,22 @@ def _cell(
             Reached(label, step, _mean([curve.at(step) for curve in curves]))
             for label, step in steps.items()
         ],
-        test=_mean(tests) if tested and len(tests) == len(runs) else None,
-        wall_time=_mean(times),
+        test=_test(runs, metric),
+        wall_time=_wall_time(runs),
     )
+
+
+def _test(runs: Sequence[Run], metric: str) -> float | None:
+    """The mean of the final tests, which measure returns."""
+    if not metric.endswith("/return_mean"):
+        return None
+    found = [(run.summary.get("test") or {}).get("last", {}).get("return_mean") for run in runs]
+    return _mean(found)
+
+
+def _wall_time(runs: Sequence[Run]) -> float | None:
+    times = [run.summary.get("wall_time") for run in runs]
+    return _mean([time for time in times if time is not None])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -281,6 +307,11 @@ def _scales(table: Table, given: Mapping[str, Scale]) -> dict[str, Scale]:
     if unknown := sorted(set(given) - set(scales)):
         raise UserError(f"--scale: no run of {', '.join(unknown)} is compared here")
     return scales
+
+
+def _spans_tasks(scales: Mapping[str, Scale]) -> bool:
+    """Scores from the worst to the best run say something over several tasks only."""
+    return len(scales) > 1 and any(low != high for low, high in scales.values())
 
 
 def normalised(table: Table, scales: Mapping[str, Scale]) -> dict[str, dict[str, Array]]:

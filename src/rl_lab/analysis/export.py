@@ -83,7 +83,9 @@ def blocks_of(comparison: Comparison, display: Display) -> list[Block]:
     blocks: list[Block] = []
     for table in comparison.tables:
         blocks += [Heading(table.metric), Paragraph(caption(table)), result_grid(table, display)]
-    blocks += [Heading("Methods"), Paragraph(scale_note(comparison)), aggregate_grid(comparison)]
+    if comparison.aggregates:
+        note = Paragraph(scale_note(comparison))
+        blocks += [Heading("Methods"), note, aggregate_grid(comparison)]
     if comparison.pairs:
         blocks += [Heading("Pairs"), Paragraph(pairs_note(comparison)), pair_grid(comparison)]
     if comparison.warnings:

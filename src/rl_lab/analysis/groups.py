@@ -25,7 +25,8 @@ KEYS = {
 # What two seeds of one experiment may differ in, as in `records.config_file.experiment_of`.
 OWN = (
     *("experiment.seed", "experiment.name", "experiment.tags", "experiment.device", "version"),
-    *("environment.vectorization", "compute.", "checkpoint.", "logging."),
+    # An evaluation changes nothing that is learned, and `auto` chooses when from the run's length.
+    *("environment.vectorization", "evaluation.every_steps", "compute.", "checkpoint.", "logging."),
 )
 EXPERIMENT = re.compile("[0-9a-f]{12}")
 FEW_SEEDS = 3
@@ -222,17 +223,19 @@ def _special_paths(runs: Sequence[Run]) -> dict[tuple[str, str], list[str]]:
 
 def _label(run: Run, paths: Sequence[str]) -> str:
     parts = []
+    ends = Counter(map(_end, paths))
     for path in paths:
         if path == KEYS["algorithm"]:
             parts.append(run.algorithm)
         elif path == KEYS["name"]:
             parts.append(str(run.config.get(path) or run.directory.path.name))
         elif path != KEYS["environment"] and path in run.config:  # the environment is the task
-            parts.append(f"{_short(path)}={run.config[path]}")
+            name = _end(path) if ends[_end(path)] == 1 else path
+            parts.append(f"{name}={run.config[path]}")
     return " ".join(parts) or "all"
 
 
-def _short(path: str) -> str:
+def _end(path: str) -> str:
     return path.rpartition(".")[2]
 
 
@@ -252,12 +255,14 @@ def doubts(group: Group) -> list[str]:
     if count < FEW_SEEDS:
         seeds = "1 seed" if count == 1 else f"{count} seeds"
         lines.append(f"{group.title}: only {seeds}; {FEW_SEEDS} or more are needed to say anything")
-    repeated = [
-        seed for seed, times in Counter(run.seed for run in group.runs).items() if times > 1
-    ]
+    times = Counter(str(run.seed) for run in group.runs)
+    repeated = sorted(
+        (seed for seed in times if times[seed] > 1), key=lambda seed: (len(seed), seed)
+    )
     if repeated:
-        shown = ", ".join(map(str, repeated[:SHOWN]))
-        lines.append(f"{group.title}: seed {shown} was run more than once; each run counts")
+        *others, last = [*repeated[:SHOWN], *(["others"] if len(repeated) > SHOWN else [])]
+        seeds = f"seeds {', '.join(others)} and {last} were" if others else f"seed {last} was"
+        lines.append(f"{group.title}: {seeds} run more than once; each run counts")
     if related := _related(group):
         shown = ", ".join(related[:SHOWN]) + (", …" if len(related) > SHOWN else "")
         lines.append(f"{group.title}: {shown}; what was learnt by then is counted more than once")

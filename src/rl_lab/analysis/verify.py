@@ -19,6 +19,7 @@ from rl_lab.core.state import Tree
 from rl_lab.display.sinks import Sink, Sinks
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
+from rl_lab.records.files import check_folder, open_to_read
 from rl_lab.records.metrics import STEP, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.source import code_change, read_provenance
@@ -100,7 +101,7 @@ def verify(
     """Run it again for `steps`, from the first step or from the checkpoint at `start`."""
     directory, which = find_run(reference, root)
     record, config = _read(directory), load_config(directory, trust=trust)
-    origin = _origin(record, which if start is None else start, root, trust)
+    origin = _origin(record, which if start is None else start, root, trust, tell)
     begin = origin.step if origin else 0
     end = _end(record, begin, steps)
     tell(
@@ -108,7 +109,7 @@ def verify(
         + ("" if end == record.last else " (more or less of it: --steps N)")
     )
     with TemporaryDirectory(prefix="rl-lab-verify-") as folder, ExitStack() as stack:
-        run, counter = _second(record, config, origin, root, Path(folder))
+        run, counter = _second(record, config, origin, root, Path(folder), tell)
         stack.enter_context(closing(run))
         witness = _Witness(run, record, counter, begin, end, watch)
         stack.callback(witness.close)
@@ -122,6 +123,7 @@ def verify(
 
 
 def _read(directory: RunDirectory) -> _Record:
+    check_folder(directory.path)
     summary, store = directory.read_summary(), CheckpointStore(directory.checkpoints)
     if summary.get("rollbacks"):
         raise UserError(
@@ -135,7 +137,7 @@ def _read(directory: RunDirectory) -> _Record:
     return _Record(directory, store, summary, last, steps)
 
 
-def _origin(record: _Record, which: Which, root: Path, trust: bool) -> Origin | None:
+def _origin(record: _Record, which: Which, root: Path, trust: bool, tell: Tell) -> Origin | None:
     """The checkpoint to begin with; a fork begins with one of its parent. None: the first step."""
     if which is not None:
         if record.summary.get("snapshot_level") == "E3":
@@ -143,14 +145,15 @@ def _origin(record: _Record, which: Which, root: Path, trust: bool) -> Origin | 
                 "the environment of this run cannot be saved, so nothing can be repeated from "
                 "a checkpoint: verify it from the first step"
             )
-        return find_origin(record.run, which, trust=trust)
+        return find_origin(record.run, which, trust=trust, warn=tell)
     parent = read_provenance(record.run).get("parent")
     if parent is None:
         return None
     if parent["step"] in record.checkpoints:
-        return find_origin(record.run, int(parent["step"]), trust=trust)
+        return find_origin(record.run, int(parent["step"]), trust=trust, warn=tell)
     try:
-        return find_origin(find_run(parent["id"], root)[0], int(parent["step"]), trust=trust)
+        run = find_run(parent["id"], root)[0]
+        return find_origin(run, int(parent["step"]), trust=trust, warn=tell)
     except UserError as error:
         raise UserError(
             f"run {record.run.id} is a fork of {parent['id']} at step {parent['step']}, and that "
@@ -169,7 +172,7 @@ def _end(record: _Record, begin: int, steps: int | None) -> int:
 
 
 def _second(
-    record: _Record, config: RunConfig, origin: Origin | None, root: Path, folder: Path
+    record: _Record, config: RunConfig, origin: Origin | None, root: Path, folder: Path, tell: Tell
 ) -> tuple[Orchestrator, "_RowCounter"]:
     """The same run, in a folder of its own, where it begins."""
     counter = _RowCounter()
@@ -183,7 +186,7 @@ def _second(
             write_atomically(directory.metrics_file, origin.rows())
         return directory
 
-    weights = None if origin else find_weights(config.training.warm_start, root)
+    weights = None if origin else find_weights(config.training.warm_start, root, warn=tell)
     run, _ = build_run(config, create, Sinks([counter]), weights=weights)
     if origin and forked:
         begin_from(run, origin, changed, built)
@@ -229,7 +232,7 @@ class _Witness:
         self.compared: list[int] = []
         self.rows = self.counted = 0
         self.again = run.metrics.path.open("rb")
-        self.recorded = record.run.metrics_file.open("rb")
+        self.recorded = open_to_read(record.run.metrics_file)
         offset = run.metrics.offset()
         for file in (self.again, self.recorded):
             file.seek(offset)

@@ -52,9 +52,9 @@ def environment(id: str, plugins: Plugins = None, as_json: Json = False) -> int:
     if all(each.result != FAIL or each.name == RENDERING for each in checks):
         report = check_env(id, modules=modules)
         how = {"E0": "its state is captured", "E1": "its actions are replayed"}
-        found = f"bit for bit, proven in a second process ({report.level}: {how.get(report.level)})"
+        found = f"bit for bit, proven in a second process ({how.get(report.level)})"
         if not report.exact:
-            found = f"a resumed run starts new episodes ({report.level}: {report.reason})"
+            found = f"a resumed run starts new episodes ({report.reason})"
         checks.append(Check("exact resume", OK if report.exact else WARN, found))
     failed = any(each.result == FAIL for each in checks)
     if as_json:

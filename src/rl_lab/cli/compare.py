@@ -171,11 +171,12 @@ def _print(found: "Comparison", display: "Display") -> None:
         say()
     for each in found.tables:
         say(f"{each.metric}\n{_metric_table(each, display, names)}\n")
-    say("over all tasks" if names else "methods")
-    say(f"{_wrapped(scale_note(found))}\n{_grid(aggregate_grid(found), names)}")
+    if found.aggregates:
+        say("over all tasks" if names else "methods")
+        say(f"{_wrapped(scale_note(found))}\n{_grid(aggregate_grid(found), names)}\n")
     if found.pairs:
         note = _wrapped(pairs_note(found))
-        say(f"\npairs\n{note}\n{_grid(pair_grid(found), names)}")
+        say(f"pairs\n{note}\n{_grid(pair_grid(found), names)}")
 
 
 def _wrapped(text: str) -> str:
@@ -203,6 +204,9 @@ def _metric_table(each: "Table", display: "Display", names: Mapping[str, str]) -
     from rl_lab.analysis.export import with_interval
     from rl_lab.records.formatting import format_duration
 
+    def duration(seconds: float | None) -> str:
+        return "-" if seconds is None else format_duration(seconds)
+
     style = display[each.metric]
     rows = []
     for one in each.cells:
@@ -212,11 +216,13 @@ def _metric_table(each: "Table", display: "Display", names: Mapping[str, str]) -
         row["IQM"] = with_interval(one.iqm, one.iqm_interval, style)
         row |= {"best": _text(one.best, style), "test": _text(one.test, style)}
         row |= {f"at {reached.label}": _text(reached.value, style) for reached in one.at}
-        row["wall time"] = "-" if one.wall_time is None else format_duration(one.wall_time)
+        row["wall time"] = duration(one.wall_time)
         rows.append(row)
-    for group in each.missing:  # a dash for every number
+    for group in each.missing:  # a dash for every number of the metric
         method = names.get(group.method, group.method)
-        rows.append({"task": group.task, "method": method, "runs": len(group.runs)})
+        row = {"task": group.task, "method": method, "runs": len(group.runs)}
+        row |= {"test": _text(group.test, style), "wall time": duration(group.wall_time)}
+        rows.append(row)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     columns = [name for name in columns if any(row.get(name) not in (None, "-") for row in rows)]
     return fitted(rows, columns, keys=2)

@@ -49,6 +49,10 @@ from rl_lab.config.presets import (
 from rl_lab.config.tree import leaves
 from rl_lab.core.errors import UserError
 from rl_lab.core.schema import VERSION
+from rl_lab.core.values import BadValueError, whole
+
+TOTAL, EVERY = "training.total_timesteps", "evaluation.every_steps"
+FEWEST_EVALUATIONS = 5  # of a run that is shorter than its file says
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,24 @@ def compose(
             f"{where}version {version} is of a newer rl-lab (this one reads up to {VERSION}): "
             "upgrade rl-lab to use it"
         )
+    _follow_shorter_total(tree, origins, replaced.get(TOTAL))
     return Composed(tree, origins, notes, replaced)
+
+
+def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: Any) -> None:
+    """A file's interval of evaluations is for its own total: a much shorter run chooses another."""
+    training, evaluation = tree.get("training"), tree.get("evaluation")
+    if not (isinstance(training, dict) and isinstance(evaluation, dict)):
+        return
+    try:
+        before, total = whole(written), whole(training.get("total_timesteps"))
+        every = whole(evaluation.get("every_steps"))
+    except BadValueError:  # not given, or refused later
+        return
+    of_a_file = (place := origins.get(EVERY)) is not None and place.file is not None
+    if of_a_file and total < before and every * FEWEST_EVALUATIONS > total:
+        evaluation["every_steps"] = "auto"
+        origins[EVERY] = Origin(f"auto: {TOTAL} is less than {before:,}")
 
 
 # ------------------------------------------------------------------------ files

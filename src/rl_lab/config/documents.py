@@ -70,7 +70,9 @@ def read_document(path: Path) -> yaml.MappingNode:
         node = yaml.compose(text, yaml.SafeLoader)
     except FileNotFoundError:
         raise UserError(f"{name}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
         raise UserError(f"{name}: cannot be read as text ({error})") from error
     except ValueError as error:  # too large, or no file
         raise UserError(f"{name}: {error}") from error

@@ -14,6 +14,7 @@ import torch
 
 from rl_lab.algorithms.base import Workflow
 from rl_lab.config import catalog
+from rl_lab.config.compose import FEWEST_EVALUATIONS
 from rl_lab.config.tree import to_tree
 from rl_lab.core import registry
 from rl_lab.core.compiled import compiler
@@ -39,7 +40,7 @@ FIRST_START_SECONDS, START_SECONDS = 3.0, 0.3
 CLEARLY = 1.3  # how many times faster they must be
 
 EVALUATION_STEPS, CHECKPOINT_STEPS = 10_000, 50_000  # between two of them in a long run
-FEWEST = 5  # of either in a short one
+FEWEST = FEWEST_EVALUATIONS  # of either in a short one
 
 Tell = Callable[[str], None]
 Choice = tuple[str, str]  # what was chosen, and why in a few words

@@ -13,7 +13,7 @@ from typing import Any
 from rl_lab.core.errors import UserError
 
 TARGET = "_target_"
-_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_ARGUMENT = re.compile(r"environment\.(kwargs|wrappers\.\d+)\.[^.]+(?P<deeper>\..)?")
 
 
 def require_trust(
@@ -39,21 +39,23 @@ def dangers(tree: Mapping[str, Any]) -> Iterator[str]:
             yield f"import {_shown(value)} ({path[:200]})"
         elif path == "environment.id" and ":" in str(value):
             yield f"import {_shown(str(value).rpartition(':')[0])} ({path})"
-        elif path.startswith(("environment.kwargs.", "environment.wrappers.")):
-            if isinstance(value, str) and may_name_code(value):
-                yield f"hand {_shown(value)} to the environment ({path[:200]})"
+        elif found := _ARGUMENT.match(path):
+            # A first key is the name of a parameter; what is deeper is data, and so are its keys.
+            for text in (value, key if found["deeper"] else None):
+                if isinstance(text, str) and may_name_code(text):
+                    yield f"hand {_shown(text)} to the environment ({path[:200]})"
         elif key == "folder" and path.startswith("buffers.") and _leaves(str(value)):
             yield f"write into {_shown(value)} ({path[:200]})"
 
 
 def may_name_code(text: str) -> bool:
-    """A file, `module:Name`, or `package.name` of a package that is installed here."""
-    if re.search(r"[:/\\]", text):
+    """A file, `module:Name`, `package.name`, or a module that can be imported here."""
+    if re.search(r"[:/\\]|\.[A-Za-z_]\w*$", text):
         return True
-    if not _DOTTED.fullmatch(text):
+    if not text.isidentifier():
         return False
     try:
-        return util.find_spec(text.partition(".")[0]) is not None  # imports nothing
+        return util.find_spec(text) is not None  # imports nothing
     except ValueError:  # `__main__`, for one
         return True
 

@@ -1,19 +1,21 @@
 """Where metrics and messages are shown. A sink may fail or be absent: training goes on."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from io import BufferedWriter
 from pathlib import Path
+from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from rl_lab.core.errors import UserError
 from rl_lab.records.files import own_file
+from rl_lab.records.metrics import STEP, iterate_metrics
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import FileWriter
-
     from rl_lab.core.picture import Picture
 
 
@@ -80,6 +82,10 @@ class Sinks:
             self._unheard.append(message)
         self._tell(message)
 
+    def warn(self, message: str) -> None:
+        """Say that something is wrong: also shown where all else is quiet."""
+        self.say(f"WARNING: {message}")
+
     def log(self, message: str) -> None:
         """Put a message with the time into the log file, and nowhere else."""
         self._log(message)
@@ -124,44 +130,73 @@ class Sinks:
 class TensorBoardSink(Sink):
     """Scalars for TensorBoard. A resumed run replaces the future that was lost."""
 
-    def __init__(self, folder: Path, purge_step: int | None = None) -> None:
-        """`purge_step` is the step that a run resumes from: what was shown after it is hidden."""
+    def __init__(
+        self, folder: Path, purge_step: int | None = None, metrics_file: Path | None = None
+    ) -> None:
+        """`purge_step` is the step that a run resumes from: what was shown from there on is hidden.
+
+        The rows of that very step which `metrics_file` still has are shown again. In an offline
+        phase all rows have one step, and only the file knows which of them are from before.
+        """
         self.folder = folder
         self.purge_step = purge_step
-        self._writer: FileWriter | None = None
+        rows = () if metrics_file is None else iterate_metrics(metrics_file)
+        self._kept = [row for row in rows if row.pop(STEP) == purge_step]
+        self._file: BufferedWriter | None = None
         self._flushed = -math.inf
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """One scalar per metric; a killed run loses the rows of its last second."""
-        if self._writer is None:
-            self._writer = self._open()
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        # One event for the whole row: a quarter of the time that `add_scalar` for each would take.
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
-        self._writer.add_summary(Summary(value=values), step)
-        if time.monotonic() - self._flushed >= FLUSH_SECONDS:  # it waits for another thread
-            self._writer.flush()
+        if self._file is None:
+            self._file = self._open()
+        self._write_row(self._file, step, row)
+        if time.monotonic() - self._flushed >= FLUSH_SECONDS:
+            self._file.flush()
             self._flushed = time.monotonic()
 
     def close(self) -> None:
         """Close the event file."""
-        if self._writer is not None:
-            self._writer.close()
+        if self._file is not None:
+            self._file.close()
 
-    def _open(self) -> "FileWriter":
+    def _open(self) -> BufferedWriter:
         try:
-            from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-            from torch.utils.tensorboard import FileWriter
+            from tensorboard.compat.proto.event_pb2 import SessionLog
         except ImportError as error:  # it is optional, and slow to import
             raise UserError("tensorboard is not installed: pip install tensorboard") from error
-        writer = FileWriter(str(self.folder))
+        file = self._new_file()
+        _write_event(file, file_version="brain.Event:2")
         if self.purge_step is not None:
-            # Readers forget every step >= that of a START event, but the resumed step's row stays.
-            step, start = self.purge_step + 1, SessionLog(status=SessionLog.START)
-            writer.add_event(Event(step=step, file_version="brain.Event:2"))
-            writer.add_event(Event(step=step, session_log=start))
-        return writer
+            # Readers forget every step >= that of a START event.
+            start = SessionLog(status=SessionLog.START)
+            _write_event(file, step=self.purge_step, session_log=start)
+            for row in self._kept:
+                self._write_row(file, self.purge_step, row)
+        return file
+
+    def _new_file(self) -> BufferedWriter:
+        """TensorBoard reads files by name: a later one has a later second, whatever the clock."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        second = int(time.time())
+        for path in self.folder.glob("events.out.tfevents.*"):
+            before = path.name.split(".")[3]
+            second = max(second, int(before) + 1 if before.isdecimal() else 0)
+        name = f"events.out.tfevents.{second:010d}.{gethostname()}.{os.getpid()}.0"
+        return (self.folder / name).open("xb")
+
+    def _write_row(self, file: BufferedWriter, step: int, row: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        # One event for the whole row: a quarter of the time that one for each metric would take.
+        values = [Summary.Value(tag=name, simple_value=value) for name, value in row.items()]
+        _write_event(file, step=step, summary=Summary(value=values))
+
+
+def _write_event(file: BufferedWriter, **fields: Any) -> None:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    RecordWriter(file).write(Event(wall_time=time.time(), **fields).SerializeToString())
 
 
 def _reason(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,13 @@ from rl_lab.records.faults import fault
 if TYPE_CHECKING:
     from rl_lab.core.state import Tree
 
+    Loaded = tuple[Tree, dict[str, Any], Path]  # state, manifest, folder
+
 LATEST, BEST = "latest", "best"  # links for humans; nothing here ever reads them
 
 # `.new` exists only while a checkpoint replaces an older one of the same step.
 _FOLDER = re.compile(r"step_(\d{12,})(\.new)?")
+_QUARANTINED = re.compile(r"\.bad-step_(\d{12,})(\.new)?-[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,25 @@ class _Entry:
 
 
 class CheckpointStore:
-    """The folder `checkpoints/` of a run. The holder of the run's lock writes, anybody may load."""
+    """The folder `checkpoints/` of a run. The holder of the run's lock writes, anybody may load.
+
+    `on_skip` receives a line about whatever was skipped or could not be deleted. `quarantine`, only
+    for the holder of the lock: damaged checkpoints that a load meets are renamed to `.bad-…`.
+    """
 
     def __init__(
         self,
         directory: Path,
         config: CheckpointConfig | None = None,
         *,
-        on_skip: Callable[[str], None] = lambda message: None,
+        quarantine: bool = False,
+        on_skip: Callable[[str], object] = lambda message: None,
     ) -> None:
         self.directory = directory
         self.chunks = directory / "chunks"
         self.config = config or CheckpointConfig()
-        self.on_skip = on_skip  # told what was skipped, quarantined or could not be deleted
+        self.quarantine = quarantine
+        self.on_skip = on_skip
 
     def save(
         self,
@@ -110,29 +119,33 @@ class CheckpointStore:
         self._collect()
         return path
 
-    def load(
-        self, which: str | int = "last", *, rows: bool = True
-    ) -> tuple["Tree", dict[str, Any], Path]:
-        """State, manifest and folder of `last`, `best` or a step.
+    def load(self, which: str | int | None = "last", *, rows: bool = True) -> "Loaded":
+        """State, manifest and folder of `last`, `best` or a step; None: `best`, or `last` if none.
 
-        `last` and `best` go on to the next one when a checkpoint is damaged, and say so. Without
-        `rows`, the chunks of buffers are not looked at: a policy needs none of them.
+        A damaged step is refused. Instead of a damaged `last` or `best` the next one is loaded, and
+        `on_skip` is called, every time until something newer or better is saved. Without `rows`,
+        the chunks of buffers are not read: a policy needs none of them.
         """
-        if isinstance(which, int) or which.isdecimal():
+        if isinstance(which, int) or (which is not None and which.isdecimal()):
             return self._load_step(int(which), rows)
-        if which not in ("last", "best"):
+        if which not in (None, "last", "best"):
             raise UserError(f"unknown checkpoint '{which}'{did_you_mean(which, ['last', 'best'])}")
-        skipped: set[Path] = set()
-        while True:
-            path = self._candidate(which, skipped)
-            before = _inode(path)
-            try:
-                return self._read(path, rows)
-            except CorruptCheckpoint as error:
-                # While we read, retention may have removed it or a second save replaced it.
-                if before is not None and _inode(path) == before:
-                    skipped.add(path)
-                    self._quarantine(path, str(error))
+        quarantined = self.quarantined()  # by earlier loads
+        skipped: dict[Path, str] = {}
+        instead = ""
+        try:
+            found = self._load_first(which, rows, skipped)
+            instead = f"; step {found[1]['step']} is used instead"
+            for path in self._missed(which, found[1], quarantined):
+                skipped[path] = f"skipped a damaged checkpoint ({path.name})"
+            return found
+        finally:
+            for message in skipped.values():
+                self.on_skip(f"{message}{instead}")
+
+    def quarantined(self) -> list[Path]:
+        """The damaged checkpoints that were renamed, oldest first."""
+        return self._matching(_QUARANTINED)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, ascending."""
@@ -142,10 +155,6 @@ class CheckpointStore:
         """The step with the highest score; of equals the first. None while nothing is scored."""
         ranked = _ranked(self._entries())
         return ranked[0].step if ranked else None
-
-    def preferred(self) -> str:
-        """Which checkpoint is meant when nothing is said: the best one if any was ever scored."""
-        return "best" if self.best() is not None else "last"
 
     def rewind(self, step: int) -> None:
         """Forget every checkpoint after `step`: the run goes on from there, with a new future."""
@@ -163,34 +172,69 @@ class CheckpointStore:
             self._settle(step)
         self._collect()
 
-    def _read(self, path: Path, rows: bool) -> tuple["Tree", dict[str, Any], Path]:
+    def _read(self, path: Path, rows: bool) -> "Loaded":
         tree, manifest = read_tree(path)
         if rows:
             open_chunks(self.chunks, tree, manifest)
         return tree, manifest, path
 
-    def _load_step(self, step: int, rows: bool) -> tuple["Tree", dict[str, Any], Path]:
+    def _load_first(self, which: str | None, rows: bool, skipped: dict[Path, str]) -> "Loaded":
+        """The first that is intact; those before it are added to `skipped`, with a message."""
+        while True:
+            path = self._candidate(which, skipped)
+            before = _inode(path)
+            try:
+                return self._read(path, rows)
+            except CorruptCheckpoint as error:
+                # While we read, retention may have removed it or a second save replaced it.
+                if before is not None and _inode(path) == before:
+                    skipped[path] = self._skip(path, str(error))
+
+    def _load_step(self, step: int, rows: bool) -> "Loaded":
         path = self._folders().get(step)
         if path is None:
+            for bad in self.quarantined():
+                if _step(bad) == step:
+                    raise UserError(f"checkpoint {step} is damaged ({bad.name}); try 'last'")
             raise UserError(f"{self.directory} has no checkpoint at step {step}{self._known()}")
         try:
             return self._read(path, rows)
         except CorruptCheckpoint as error:
             raise UserError(f"checkpoint {step} is damaged: {error}; try 'last'") from error
 
-    def _candidate(self, which: str, skipped: set[Path]) -> Path:
+    def _candidate(self, which: str | None, skipped: Mapping[Path, str]) -> Path:
         by_step = {_step(path): path for path in self._paths() if path not in skipped}
         paths = list(by_step.values())
-        if which == "best":
+        if not paths:
+            damaged = ": all of them are damaged" if skipped or self.quarantined() else ""
+            raise UserError(f"{self.directory} has no checkpoint to load{damaged}")
+        if which != "last":
+            for path in paths:
+                if _has_damaged_manifest(path):  # its score is unknown: it may have been the best
+                    return path
             ranked = _ranked([entry for entry in map(_entry, paths) if entry is not None])
             if ranked:
                 return ranked[0].path
-            if paths:
-                raise UserError(f"{self.directory} has no checkpoint with a score: use 'last'")
-        if not paths:
-            damaged = ": all of them are damaged" if skipped else ""
-            raise UserError(f"{self.directory} has no checkpoint to load{damaged}")
+            if which == "best":
+                other = "other " if skipped else ""
+                raise UserError(
+                    f"{self.directory} has no {other}checkpoint with a score: use 'last'"
+                )
         return paths[-1]
+
+    def _missed(
+        self, which: str | None, manifest: Mapping[str, Any], quarantined: list[Path]
+    ) -> Iterator[Path]:
+        """Those in quarantine that are newer than all others, or better than what was loaded."""
+        steps, score = self.steps(), manifest.get("score")
+        for path in quarantined:
+            if _step(path) in steps:  # saved again since
+                continue
+            entry = _entry(path) if which != "last" else None
+            its_score = None if entry is None else entry.score
+            better = its_score is not None and (score is None or its_score > score)
+            if better or _step(path) > steps[-1]:
+                yield path
 
     def _known(self) -> str:
         steps = self.steps()
@@ -198,9 +242,12 @@ class CheckpointStore:
 
     def _paths(self) -> list[Path]:
         """Oldest first; the replacement of a step comes after what it replaces."""
+        return self._matching(_FOLDER)
+
+    def _matching(self, pattern: re.Pattern[str]) -> list[Path]:
         if not self.directory.is_dir():
             return []
-        found = [path for path in self.directory.iterdir() if _FOLDER.fullmatch(path.name)]
+        found = [path for path in self.directory.iterdir() if pattern.fullmatch(path.name)]
         return sorted(found, key=lambda path: (_step(path), path.name))
 
     def _folders(self) -> dict[int, Path]:
@@ -256,13 +303,15 @@ class CheckpointStore:
                 elif link.is_symlink():
                     link.unlink()
 
-    def _quarantine(self, path: Path, why: str) -> None:
-        bad = path.with_name(f".bad-{path.name}-{uuid4().hex[:8]}")
-        try:
-            move(path, bad)
-            self.on_skip(f"skipped a damaged checkpoint ({why}), moved to {bad.name}")
-        except OSError:  # a read-only folder: skipping is all we can do
-            self.on_skip(f"skipped a damaged checkpoint ({why})")
+    def _skip(self, path: Path, why: str) -> str:
+        """What to say about a damaged checkpoint, which may be renamed."""
+        message = f"skipped a damaged checkpoint ({why})"
+        if self.quarantine:
+            bad = path.with_name(f".bad-{path.name}-{uuid4().hex[:8]}")
+            with suppress(OSError):  # a read-only folder: skipping is all we can do
+                move(path, bad)
+                message += f", moved to {bad.name}"
+        return message
 
 
 def _entry(path: Path) -> _Entry | None:
@@ -280,6 +329,16 @@ def _entry(path: Path) -> _Entry | None:
         return None
 
 
+def _has_damaged_manifest(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except CorruptCheckpoint:
+        return True
+    except (UserError, OSError):  # of a newer version, or not ours to read
+        return False
+    return False
+
+
 def _ranked(entries: list[_Entry]) -> list[_Entry]:
     scored = [(entry.score, entry) for entry in entries if entry.score is not None]
     return [entry for _, entry in sorted(scored, key=lambda pair: (-pair[0], pair[1].step))]
@@ -290,7 +349,7 @@ def _inherited(before: _Entry | None, tensors: bytes) -> float | None:
 
 
 def _step(path: Path) -> int:
-    match = _FOLDER.fullmatch(path.name)
+    match = _FOLDER.fullmatch(path.name) or _QUARANTINED.fullmatch(path.name)
     assert match is not None
     return int(match[1])
 

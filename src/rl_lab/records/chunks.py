@@ -107,7 +107,7 @@ def unnamed_files(folder: Path, manifests: list[Mapping[str, Any]]) -> list[Path
     return [path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.name not in needed]
 
 
-def delete_files(files: list[Path], on_skip: Callable[[str], None]) -> None:
+def delete_files(files: list[Path], on_skip: Callable[[str], object]) -> None:
     """Best effort: what cannot be deleted is litter that the next save meets again."""
     for path in files:
         try:

@@ -20,6 +20,7 @@ from zlib import crc32
 
 from rl_lab.core.errors import UserError
 from rl_lab.records.faults import fault
+from rl_lab.records.files import MAX_BYTES, open_to_read, read_bounded
 
 if TYPE_CHECKING:
     from rl_lab.core.state import Tree
@@ -36,6 +37,7 @@ BLOCK = 1 << 20  # a file that is only checked is never in memory as a whole
 
 # What a damaged disk or folder answers; no permission or no memory is not a damage.
 DAMAGE = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+DAMAGE |= {errno.EINVAL, errno.ENXIO, errno.EFBIG}  # a pipe, a device, a manifest of a gigabyte
 
 
 class CorruptCheckpoint(Exception):  # noqa: N818  (reads better in `except CorruptCheckpoint`)
@@ -283,7 +285,7 @@ def verify_file(path: Path, entry: Entry) -> None:
     with _damage_named(path):
         _check_size(path, entry["size"])
         checksum = 0
-        with path.open("rb") as file:
+        with open_to_read(path) as file:
             while block := file.read(BLOCK):
                 checksum = crc32(block, checksum)
     if checksum != entry["crc32"]:
@@ -293,7 +295,7 @@ def verify_file(path: Path, entry: Entry) -> None:
 def _read(path: Path, *, size: int | None = None) -> bytes:
     with _damage_named(path):
         _check_size(path, size)
-        return path.read_bytes()
+        return read_bounded(path, MAX_BYTES if size is None else size)
 
 
 def _check_size(path: Path, size: int | None) -> None:

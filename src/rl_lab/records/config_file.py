@@ -29,7 +29,11 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 # What two runs of one experiment may differ in: who they are, how fast, what they show and keep.
 _OWN_BLOCKS = ("compute", "checkpoint", "logging")
-_OWN_KEYS = {"experiment": ("name", "seed", "device", "tags"), "environment": ("vectorization",)}
+_OWN_KEYS = {
+    "experiment": ("name", "seed", "device", "tags"),
+    "environment": ("vectorization",),
+    "evaluation": ("every_steps",),
+}
 
 
 class _Bounded:
@@ -78,6 +82,9 @@ def parse_config(data: bytes) -> dict[str, Any]:
         raise ValueError("the file is empty")
     if not isinstance(tree, dict):
         raise ValueError("expected `key: value` lines at the top level")
+    if "algorithm" not in tree or "environment" not in tree:
+        missing = "environment" if "algorithm" in tree else "algorithm"
+        raise ValueError(f"it has no {missing}: it is damaged")
     return tree
 
 

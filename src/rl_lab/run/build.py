@@ -51,6 +51,7 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import MetricLog
 from rl_lab.records.provenance import numerics_fingerprint
 from rl_lab.records.run_directory import RunDirectory
+from rl_lab.run.budget import late_end
 from rl_lab.run.efficiency import Efficiency
 from rl_lab.run.interventions import intervene, watch_metrics
 from rl_lab.run.orchestrator import Orchestrator
@@ -86,7 +87,7 @@ def build_run(
         load_weights(workflow, weights, config.training.warm_start_parts)
     phases = make_phases(config, workflow, context.buffers)
     for line in late_end(config, workflow, phases):
-        sinks.say(f"WARNING: {line}")
+        sinks.say(line)
     policies = {
         name: make_policy(name, workflow, context)
         for name in sorted({phase.policy for phase in phases if phase.policy})
@@ -114,7 +115,9 @@ def build_run(
         stop=stop,
         resources=resources,
         identity={"config_hash": config_hash(config), "numerics": numerics},
-        store=CheckpointStore(directory.checkpoints, config.checkpoint, on_skip=sinks.say),
+        store=CheckpointStore(
+            directory.checkpoints, config.checkpoint, quarantine=True, on_skip=sinks.warn
+        ),
         metrics=metrics,
         timing=timing,
         efficiency=Efficiency(context.train_environment, collector.stopwatch, context.device),
@@ -374,28 +377,6 @@ def make_phases(
     return phases
 
 
-def late_end(config: RunConfig, workflow: Workflow, phases: Sequence[PhaseDefinition]) -> list[str]:
-    """A line if the last rollout of a run cannot be short enough to end at `total_timesteps`.
-
-    Where several phases collect, only the run itself can tell.
-    """
-    if [hook for phase in phases for hook in phase.hooks].count("collect") != 1:
-        return []
-    total, envs = config.training.total_timesteps, config.environment.num_envs
-    steps = -(-total // envs)
-    rest = steps % workflow.collect_steps
-    extra = workflow.shortened(rest) - rest if rest else 0
-    if not extra:
-        return []
-    reason = "compiled rollouts have a fixed length"
-    if config.compute.compile != "on":
-        reason = "the last rollout has one minibatch at least, and equal sequences"
-    return [
-        f"the run ends after {(steps + extra) * envs:,} steps, not after total_timesteps "
-        f"{total:,}: {reason}"
-    ]
-
-
 def buffer_problems(
     workflow: Workflow, phases: Sequence[PhaseDefinition], buffers: Mapping[str, Buffer]
 ) -> list[str]:
@@ -511,7 +492,7 @@ def make_evaluator(
             )
         if endless and max(seen.lengths) >= MOST_EVALUATED:
             log.warning(
-                "an evaluated episode of %s did not end and was cut after %s steps: "
+                "an evaluated episode of %s did not end and was stopped after %s steps: "
                 "environment.max_episode_steps sets a limit for training, too",
                 *(config.environment.id, f"{MOST_EVALUATED:,}"),
                 extra={"once": "no time limit"},

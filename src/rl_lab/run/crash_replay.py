@@ -1,5 +1,6 @@
 """A numerical failure met again, from its dump. The run itself is not touched."""
 
+import logging
 import re
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -103,7 +104,10 @@ def _again(
     checkpoints: CheckpointStore,
 ) -> None:
     state, batch = tree["state"], tree["batch"]
-    weights = find_weights(config.training.warm_start, root) if state is None else None
+    weights = None
+    if state is None:
+        warn = logging.getLogger(__name__).warning
+        weights = find_weights(config.training.warm_start, root, warn=warn)
     made = build_run(
         config, lambda: RunDirectory.create(folder, "replay"), Sinks([]), weights=weights
     )

@@ -1,6 +1,6 @@
 """A new run that goes on from a checkpoint of another one, with changed options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from rl_lab.core.state import Tree, fingerprint
 from rl_lab.display.sinks import Sinks
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import remove, write_atomically
+from rl_lab.records.files import open_to_read
 from rl_lab.records.formatting import fixed
 from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
@@ -71,7 +72,7 @@ class Origin:
 
     def rows(self) -> bytes:
         """The metrics up to here: the history of the new run, too."""
-        with self.run.metrics_file.open("rb") as file:
+        with open_to_read(self.run.metrics_file) as file:
             return file.read(self.state["metrics_offset"])
 
 
@@ -94,10 +95,9 @@ def fork(
     if schedules not in SCHEDULES:
         raise UserError(f"schedules must be stretch or keep, got '{schedules}'")
     parent, which = find_run(reference, root)
-    root = fixed(root)
-    origin = find_origin(RunDirectory(fixed(parent.path)), which, trust=trust)
+    root, sinks = fixed(root), Sinks([], None)
+    origin = find_origin(RunDirectory(fixed(parent.path)), which, trust=trust, warn=sinks.warn)
     composed = compose(None, overrides, run_config=origin.run.config_file)
-    sinks = Sinks([], None)
     config = validate(composed.tree, composed.origins, existing=True)
     config, lines = reschedule(origin, config, schedules)
     for line in lines:
@@ -127,12 +127,14 @@ def fork(
         return drive(orchestrator, directory, root, view, debug)
 
 
-def find_origin(run: RunDirectory, which: Which, *, trust: bool = False) -> Origin:
+def find_origin(
+    run: RunDirectory, which: Which, *, trust: bool = False, warn: Callable[[str], object]
+) -> Origin:
     """A checkpoint with the configuration that it was written under."""
     run.check_complete()
     config = load_config(run, trust=trust)
-    store = CheckpointStore(run.checkpoints)
-    if not store.steps():
+    store = CheckpointStore(run.checkpoints, on_skip=warn)
+    if not store.steps() and not store.quarantined():
         raise UserError(f"run {run.id} has no checkpoint yet to go on from")
     state, manifest, _ = store.load("last" if which is None else which)
     if manifest["config_hash"] not in (config_hash(config), file_hash(run)):

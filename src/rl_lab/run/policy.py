@@ -52,8 +52,8 @@ def load(
 ) -> LoadedPolicy:
     """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`; the best one if nothing is said.
 
-    `seed` replaces the run's own for whatever is random from here on. `warn` hears which damaged
-    checkpoints were skipped, and which step is used instead.
+    `seed` replaces the run's own for whatever is random from here on. `warn` is called about each
+    damaged checkpoint that was skipped, with the step that is used instead.
     """
     directory, which = find_run(reference, root)
     directory.check_complete()
@@ -73,16 +73,15 @@ def load(
             buffers={},  # nor remembered
         )
     )
-    skipped: list[str] = []
-    store = CheckpointStore(directory.checkpoints, on_skip=skipped.append)
-    if not store.steps():
+    store = CheckpointStore(
+        directory.checkpoints, on_skip=lambda message: warn(f"run {directory.id}: {message}")
+    )
+    if not store.steps() and not store.quarantined():
         raise UserError(f"run {directory.id} has no checkpoint yet")
-    state, manifest, _ = store.load(store.preferred() if which is None else which, rows=False)
+    state, manifest, _ = store.load(which, rows=False)
     if manifest["config_hash"] not in known:
         step = manifest["step"]
         warn(f"run {directory.id}: config.yaml was changed after the checkpoint at step {step}")
-    for message in skipped:
-        warn(f"run {directory.id}: {message}; step {manifest['step']} is used instead")
     context = make_context(config)
     workflow = make_workflow(config, context)
     with fitting(manifest):

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.collect.evaluate import Evaluation, Interrupted
+from rl_lab.collect.evaluate import Evaluation
 from rl_lab.config.catalog import workflow_class
 from rl_lab.config.compose import compose
 from rl_lab.config.local_names import require_local
@@ -20,7 +20,7 @@ from rl_lab.config.tree import config_hash, diff, to_tree, to_yaml, tree_hash
 from rl_lab.config.trust import dangers, require_trust
 from rl_lab.config.validate import validate
 from rl_lab.core import registry
-from rl_lab.core.errors import ConfigError, NonFiniteError, RunError, UserError
+from rl_lab.core.errors import ConfigError, RunError, UserError
 from rl_lab.core.failure import located, whole_traceback
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree
@@ -37,10 +37,10 @@ from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.source import code_change, read_provenance
-from rl_lab.run import guard
 from rl_lab.run.build import build_run
 from rl_lab.run.debug import PROFILE, debugger, for_debugger, profiling, watch_weights
 from rl_lab.run.efficiency import count_parameters
+from rl_lab.run.final_test import final_test
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.out_of_memory import explaining_memory
 from rl_lab.run.phases import never_reached, parse_phases
@@ -94,8 +94,9 @@ def train(
     With `debug`, weight statistics and a profile are written into its `logs/`. `notes` are shown
     and logged before anything else.
     """
-    warm = find_weights(config.training.warm_start, root)
-    root, sinks = fixed(root), Sinks([], None)
+    sinks = Sinks([], None)
+    warm = find_weights(config.training.warm_start, root, warn=sinks.warn)
+    root = fixed(root)
     for note in notes:
         sinks.say(note)
     config = settle(config, sinks)
@@ -168,15 +169,29 @@ def resume(
         if changed := code_change(directory):
             sinks.say(f"WARNING: {changed}: it may not go on bit for bit")
         # A run that has no checkpoint yet begins again, from the weights it began with.
-        fresh = not CheckpointStore(directory.checkpoints).steps()
-        if fresh and "parent" in read_provenance(directory):
-            raise UserError(f"run {directory.id} was stopped before it began: fork it again")
-        weights = find_weights(config.training.warm_start, root) if fresh else None
+        weights = None
+        if not CheckpointStore(directory.checkpoints).steps():
+            _check_never_saved(directory)
+            weights = find_weights(config.training.warm_start, root, warn=sinks.warn)
         with explaining_memory(config):
             orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
         with closing(orchestrator):
             _return_to(orchestrator, which, file_hash(directory))
             return drive(orchestrator, directory, root, view, debug)
+
+
+def _check_never_saved(directory: RunDirectory) -> None:
+    """Refuse a run that had checkpoints and lost them: it would silently begin again."""
+    summary = directory.read_summary()
+    damaged = CheckpointStore(directory.checkpoints).quarantined()
+    if damaged or summary.get("saved_step") is not None or summary.get("status") == "finished":
+        lost = f"damaged ({damaged[-1].name})" if damaged else "gone"
+        raise UserError(
+            f"run {directory.id} cannot go on: all of its checkpoints are {lost}; to train it "
+            f"again as a new run: rl-lab train --config {from_here(directory.config_file)}"
+        )
+    if "parent" in read_provenance(directory):
+        raise UserError(f"run {directory.id} was stopped before it began: fork it again")
 
 
 def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
@@ -255,14 +270,16 @@ def load_config(directory: RunDirectory, *, trust: bool = False) -> RunConfig:
         raise UserError(f"{name} cannot be loaded: {first}{more}") from error
 
 
-def find_weights(reference: str | None, root: Path) -> Tree | None:
+def find_weights(
+    reference: str | None, root: Path, *, warn: Callable[[str], object]
+) -> Tree | None:
     """The workflow state that `training.warm_start` names."""
     if reference is None:
         return None
     directory, which = find_run(reference, root)
     directory.check_complete()
-    store = CheckpointStore(directory.checkpoints)
-    return store.load(store.preferred() if which is None else which, rows=False)[0]["workflow"]
+    store = CheckpointStore(directory.checkpoints, on_skip=warn)
+    return store.load(which, rows=False)[0]["workflow"]
 
 
 def drive(
@@ -278,7 +295,8 @@ def drive(
         sinks.attach(directory.log_file, view(config, directory, start))
         if config.logging.tensorboard:
             events = directory.path / "tensorboard" / f"seed_{config.experiment.seed}"
-            sinks.add(lambda: TensorBoardSink(events, purge_step=start))
+            rows = directory.metrics_file
+            sinks.add(lambda: TensorBoardSink(events, purge_step=start, metrics_file=rows))
         if config.logging.wandb.enabled:
             before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
         if config.logging.report:
@@ -286,7 +304,7 @@ def drive(
         if config.logging.pictures and orchestrator.workflow.draws:
             sinks.add(lambda: registry.get("sink", "pictures")(directory.path / "pictures"))
             orchestrator.on_measure = lambda seen: show_pictures(orchestrator, seen)
-    orchestrator.on_rollback = lambda step: _purge(sinks, step)
+    orchestrator.on_rollback = lambda step: _purge(sinks, step, directory.metrics_file)
 
     told = _Told(sinks)
     logging.getLogger("rl_lab").addHandler(told)
@@ -408,12 +426,12 @@ def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -
         yield
 
 
-def _purge(sinks: Sinks, step: int) -> None:
+def _purge(sinks: Sinks, step: int, metrics_file: Path) -> None:
     """The run went back to `step`: TensorBoard forgets the future that was lost."""
     for index, sink in enumerate(sinks.sinks):
         if isinstance(sink, TensorBoardSink):
             sink.close()
-            sinks.sinks[index] = TensorBoardSink(sink.folder, purge_step=step)
+            sinks.sinks[index] = TensorBoardSink(sink.folder, step, metrics_file)
 
 
 class _Told(logging.Handler):
@@ -445,6 +463,7 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "environment": orchestrator.config.environment.id,
         "seed": orchestrator.config.experiment.seed,
         "env_steps": orchestrator.counters.env_steps,
+        "saved_step": max(orchestrator.store.steps(), default=None),
         "total_timesteps": orchestrator.config.training.total_timesteps,
         "updates": orchestrator.counters.updates,
         "episodes": orchestrator.counters.episodes,
@@ -462,34 +481,3 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "lost_workers": lost,
         "config_hash": config_hash(orchestrator.config),
     }
-
-
-def final_test(orchestrator: Orchestrator) -> dict[str, Any]:
-    """The last policy, and the best one, on seeds that no evaluation has seen."""
-    episodes = orchestrator.config.evaluation.test_episodes
-    if episodes == 0:
-        return {}
-    try:
-        return _tested(orchestrator, episodes)
-    except NonFiniteError as error:  # the run is over and saved: this cannot undo it
-        orchestrator.sinks.say(f"WARNING: no test result: {error}")
-    except Interrupted:
-        orchestrator.sinks.say("the run is complete and saved; its final test was interrupted")
-    return {}
-
-
-def _tested(orchestrator: Orchestrator, episodes: int) -> dict[str, Any]:
-    def measured() -> dict[str, float]:
-        summary = orchestrator.evaluate("test", episodes).summary()
-        guard.check_score(summary["return_mean"])
-        return summary
-
-    result = {"last": measured()}
-    best = orchestrator.progress.best_step
-    if best == orchestrator.counters.env_steps:
-        result["best"] = result["last"]
-    elif best is not None and best in orchestrator.store.steps():
-        # The run is saved and over: what it learned may now become an older self.
-        orchestrator.load_learned(orchestrator.store.load(best, rows=False)[0])
-        result["best"] = measured()
-    return result
