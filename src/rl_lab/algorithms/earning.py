@@ -5,19 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from rl_lab.algorithms.base import LearnsFrom, Optimized, Roles, Workflow
 from rl_lab.algorithms.replay import ERROR, TransitionConfig, averages
 from rl_lab.core.actions import random_action
 from rl_lab.core.batch import INDEX, Action, Batch, CollectResult, Metrics
 from rl_lab.core.clock import Earned
-from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.learner import scalar
-from rl_lab.core.optim import FlatOptimizer, Loss
+from rl_lab.core.optim import FlatOptimizer
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at
-from rl_lab.core.torch_optim import TorchOptimizer
 from rl_lab.core.tree import first_leaf, picked
 
 
@@ -96,16 +94,6 @@ class EarningWorkflow(Workflow):
         device = self.context.device
         norm = scalar(now.max_grad_norm, device)
         return {"learning_rate": scalar(learning_rate, device), "max_grad_norm": norm}
-
-    def make_optimizer(self, name: str, module: nn.Module, loss: Loss) -> FlatOptimizer:
-        """What trains a part: the one that `optimizers:` names, else the algorithm's own."""
-        settings = self.config.optimizer
-        compiled = type(self).compiles and self.context.config.compute.compile == "on"
-        if (other := self.context.optimizers.get(name)) is None:
-            return FlatOptimizer(module, loss, settings, compile=compiled)
-        if compiled:
-            raise UserError(f"optimizers.{name} cannot be compiled: set compute.compile=off")
-        return TorchOptimizer(module, loss, settings, other)
 
     @abstractmethod
     def optimizers(self) -> dict[str, FlatOptimizer]:
