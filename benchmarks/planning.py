@@ -71,7 +71,7 @@ def planners(workflow: PlaNet, environments: int) -> dict[str, Callable[[], Plan
     latents = workflow.world.noise((config.horizon, config.candidates), generator)
     noise = planner_noise(config, environments, actions, generator)
     first = torch.zeros(environments, config.horizon, actions)
-    sums = partial(reward_sums, workflow.world, gamma=1.0, ends=workflow.config.foresees_ends)
+    sums = partial(reward_sums, workflow.world, gamma=1.0, ends=workflow.config.predicts_ends)
 
     def one_by_one(candidates: Tensor) -> Tensor:
         returns = torch.empty(candidates.shape[:2])

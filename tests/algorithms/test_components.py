@@ -84,7 +84,7 @@ def test_the_named_parts_are_the_ones_that_are_used():
 
 def test_every_weight_of_a_replaced_part_is_trained(tmp_path):
     run = tiny_run(tmp_path, *DREAMER, REPLACED["dynamics"][1], REPLACED["representation"][1]).run
-    after = final_state(run)["workflow"]["world"]
+    after = final_state(run)["workflow"]["world_learner"]["module"]
     before = workflow_of(*DREAMER, REPLACED["dynamics"][1], REPLACED["representation"][1])
     for name, weight in before.world.state_dict().items():
         if "memory" in name or "encoders" in name:
@@ -136,6 +136,13 @@ def test_a_part_that_does_not_fit_is_named():
         workflow_of(*DREAMER, "components.dynamics=mdn_gru")
     with pytest.raises(UserError, match=r"components\.critic is a Mute, which has no 'mean'"):
         workflow_of(*DREAMER, "components.critic={_target_: test_components.Mute}")
+
+
+@pytest.mark.parametrize(("words", "part"), [(DREAMER, "critic"), (PLANET, "world_model")])
+def test_an_optimizer_of_torch_cannot_be_compiled(words, part):
+    more = [f"optimizers.{part}={RULE}", "compute.compile=on"]
+    with pytest.raises(UserError, match=rf"^optimizers\.{part} cannot be compiled: set compute"):
+        workflow_of(*words, *more)
 
 
 @pytest.mark.parametrize("words", [["FrozenLake-v1:q_learning"], WORDS, ["Pendulum-v1:reinforce"]])

@@ -8,18 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.algorithms.dreamer.actor import WorldActor
+from rl_lab.algorithms.base import Algorithm
+from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.dreamer import (
+    Dreamer,
+    DreamerV1,
     DreamerV1Config,
+    DreamerV2,
     DreamerV2Config,
     DreamerV3Config,
     balanced_kl,
     critic_loss,
+    normalized,
     reinforce_loss,
-    scaled,
-    world_loss,
+    world_model_loss,
 )
-from rl_lab.algorithms.dreamer.imagination import Lesson
+from rl_lab.algorithms.dreamer.imagination import CriticTargets
 from rl_lab.algorithms.dreamer.rssm import RSSM, RSSMShape
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
 from rl_lab.algorithms.dreamer.world_model import Scalar, WorldModel
@@ -131,12 +135,13 @@ def test_the_loss_of_the_world_model_is_the_weighted_sum_of_its_parts():
     noise = world.noise((5, 2), stream())
     weights = {"dynamics": 0.5, "posterior": 0.25, "reward": 3.0, "continue": 7.0, "free_nats": 0.0}
     scales = {name: number(value) for name, value in weights.items()}
-    loss, parts = world_loss(world, batch, world.rssm.initial(2), noise, scales)
+    loss, parts, states = world_model_loss(world, batch, world.rssm.initial(2), noise, scales)
     expected = 0.75 * parts["kl"] + 3 * parts["reward"] + 7 * parts["continue"]
     assert loss.item() == pytest.approx((expected + parts["decode/obs"]).item(), rel=1e-5)
-    states = world.observe(world.rssm.initial(2), batch, noise)[0]
+    expected = world.observe(world.rssm.initial(2), batch, noise)[0]
+    assert set(states) == set(expected)
     for key in ("deter", "stoch"):
-        assert torch.equal(parts[key], states[key])
+        assert torch.equal(states[key], expected[key])
 
 
 def test_the_divergence_teaches_prior_and_posterior_by_their_own_weights():
@@ -150,8 +155,8 @@ def test_the_divergence_teaches_prior_and_posterior_by_their_own_weights():
         ("posterior", "posterior_output.bias", "prior_output.bias"),
     ):
         start = world.rssm.initial(2)
-        loss = world_loss(world, batch, start, noise, {**off, part: number(1.0)})[0]
-        without = world_loss(world, batch, start, noise, off)[0]
+        loss = world_model_loss(world, batch, start, noise, {**off, part: number(1.0)})[0]
+        without = world_model_loss(world, batch, start, noise, off)[0]
         wanted = (named[taught], named[left_alone])
         moved = torch.autograd.grad(loss, wanted, allow_unused=True)
         plain = torch.autograd.grad(without, wanted, allow_unused=True)
@@ -168,10 +173,10 @@ def test_the_divergence_teaches_prior_and_posterior_by_their_own_weights():
 # -- actor and critic ------------------------------------------------------------------------------
 
 
-def bandit_actor(*raw: float) -> WorldActor:
+def bandit_actor(*raw: float) -> LatentActor:
     torch.manual_seed(0)
     config = WorldModelConfig(units=4, layers=1)
-    actor = WorldActor(1, Discrete(2), config, unimix=0.0, squashed=False)
+    actor = LatentActor(1, Discrete(2), config, unimix=0.0, squashed=False)
     nn.init.zeros_(actor.output.weight)
     actor.output.bias.data = torch.tensor(raw)
     return actor
@@ -180,7 +185,7 @@ def bandit_actor(*raw: float) -> WorldActor:
 def test_the_reinforce_loss_by_hand():
     """Chances (¼, ¾), actions 0 and 1, advantages 2 and −1, weights 1 and ½, entropy .1."""
     actor = bandit_actor(0.0, math.log(3))
-    loss, metrics = reinforce_loss(
+    loss, metrics, _ = reinforce_loss(
         actor,
         torch.zeros(2, 1),
         torch.eye(2),
@@ -213,22 +218,21 @@ def test_the_critics_loss_by_hand():
     """
     critic, slow = one_number_critic(1.0), torch.full((1, 2), 3.0)
     weight = torch.tensor([[1.0, 0.5]])
-    dreams = Lesson(torch.zeros(1, 2, 1), torch.tensor([[2.0, 5.0]]), weight, slow)
+    dreams = CriticTargets(torch.zeros(1, 2, 1), torch.tensor([[2.0, 5.0]]), weight, slow)
     no = torch.zeros(2, 1, dtype=torch.bool)
     rows = {RESET: no, TERMINATED: no, TRUNCATED: no, REWARD: torch.tensor([[7.0], [-2.0]])}
     scales = {"gamma": 0.4, "lambda": 0.7, "slow": 0.1, "replay": 0.3}
     scales = {name: number(value) for name, value in scales.items()}
-    loss, _ = critic_loss(critic, dreams, rows, scales)
+    loss, _, _ = critic_loss(critic, dreams, rows, scales)
     assert loss.item() == pytest.approx(2.25 + 0.15 + 0.21, rel=1e-5)
-    alone, _ = critic_loss(critic, dreams._replace(slow=None), None, scales)
+    alone, _, _ = critic_loss(critic, dreams._replace(target_values=None), None, scales)
     assert alone.item() == pytest.approx(2.25, rel=1e-5)
 
 
-def test_gains_are_scaled_by_their_spread_but_never_made_larger():
-    config, gain = DreamerV3Config(), torch.tensor([6.0])
-    assert scaled(gain, torch.tensor([1.0, 4.0]), config).item() == 2.0
-    assert scaled(gain, torch.tensor([1.0, 1.5]), config).item() == 6.0
-    assert scaled(gain, torch.tensor([1.0, 4.0]), DreamerV2Config()).item() == 6.0
+def test_returns_are_normalized_by_their_percentiles_but_never_made_larger():
+    gain = torch.tensor([6.0])
+    assert normalized(gain, torch.tensor([1.0, 4.0])).item() == 2.0
+    assert normalized(gain, torch.tensor([1.0, 1.5])).item() == 6.0
 
 
 # -- settings --------------------------------------------------------------------------------------
@@ -245,6 +249,14 @@ def test_versions_are_settings():
     assert (first.slow_target, second.slow_target, third.slow_target) == (False, True, False)
     assert first.horizon == second.horizon == third.horizon == 15
     assert second.dynamics_scale / second.posterior_scale == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("version", [DreamerV1, DreamerV2])
+def test_versions_are_declarations(version):
+    """No version overrides an equation: only its config, its phases and its buffer are its own."""
+    own = {name for name in vars(version) if not name.startswith("_")}
+    assert own == {"Config", "phases", "defaults"}
+    assert version.__bases__ == (Dreamer,) and Dreamer.__bases__ == (Algorithm,)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ SIZES = {
     [
         ("CartPole-v1", "dreamer_v3", 4),
         ("FrozenLake-v1", "dreamer_v2", 4),
-        ("Pendulum-v1", "dreamer_v2", 3),  # dreams are part of the actor's loss
+        ("Pendulum-v1", "dreamer_v2", 3),  # imagination is part of the actor's loss
         ("Pendulum-v1", "dreamer_v1", 3),
     ],
 )
@@ -32,10 +32,12 @@ def test_compiled_and_eager_learn_the_same(tiny, interpreted, env, version, func
     learned = []
     for mode in ("off", "on"):
         made = tiny(f"{env}:random", f"algorithm.name={version}", *own, f"compute.compile={mode}")
-        while made.workflow.controller_steps < 3:
+        while made.workflow.controller_budget.steps < 3:
             made.execute(made.scheduler.next_action())
-        optimizers = made.workflow.optimizers().values()
-        learned.append([each.state.flat for each in optimizers] + made.workflow.slow())
+        workflow = made.workflow
+        learners = (workflow.world_learner, workflow.actor_learner, workflow.critic_learner)
+        others = [workflow.critic_learner.target_flat, workflow.return_percentiles.value]
+        learned.append([each.state.flat.clone() for each in learners] + others)
     for eager, compiled in zip(*learned, strict=True):
         torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-3)
     assert len(interpreted) == functions  # each once: shapes and types stay as they are

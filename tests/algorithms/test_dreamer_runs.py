@@ -37,7 +37,7 @@ def controlled(orchestrator, **rows):
     windows = buffer.sequences(3, 6)
     states = workflow._observed(windows)
     batch = {key: each[0] for key, each in states.items()} | rows
-    return workflow._control(batch, at(workflow.config, 0))
+    return workflow._actor_critic_step(batch, at(workflow.config, 0))
 
 
 # -- acting ----------------------------------------------------------------------------------------
@@ -88,13 +88,13 @@ def test_forbidden_actions_are_never_taken(dreamer, several):
     phases = f"training.phases=[{{name: all, hooks: [{hooks}]}}]"
     orchestrator = dreamer("dreamer_v3", "Gates-v0", phases, *words, exploration_noise=0.5)
     play(orchestrator, 3)
-    assert orchestrator.workflow.gradient_steps > 0
+    assert orchestrator.workflow.budget.steps > 0
 
 
 def test_any_observation(dreamer):
     orchestrator = dreamer("dreamer_v3", "Rooms-v0", "environment.vectorization=sync")
     play(orchestrator, 3)
-    assert orchestrator.workflow.controller_steps > 0
+    assert orchestrator.workflow.controller_budget.steps > 0
     assert isinstance(orchestrator.workflow.world.spaces, dict)
 
 
@@ -127,7 +127,7 @@ def test_of_indices_some_are_random_while_collecting(dreamer):
 def test_rewards_and_values_may_be_learnt_through_symlog(dreamer):
     orchestrator = dreamer("dreamer_v3", two_hot=False, symlog_scalars=True)
     play(orchestrator, 3)
-    assert orchestrator.workflow.controller_steps > 0
+    assert orchestrator.workflow.controller_budget.steps > 0
     assert orchestrator.workflow.critic.symlog and orchestrator.workflow.world.reward.symlog
 
 
@@ -160,7 +160,7 @@ def test_dynamics_gradients_reach_the_policy_through_the_model(dreamer, env):
     workflow = orchestrator.workflow
     play(orchestrator, 2)
     assert controlled(orchestrator)["actor_grad_norm"] > 0
-    for head in (workflow.world.reward, workflow.slow_critic.module, workflow.world.continues):
+    for head in (workflow.world.reward, workflow.target_critic, workflow.world.continues):
         torch.nn.init.zeros_(head.output.weight.data)
     assert controlled(orchestrator)["actor_grad_norm"] == 0
 
@@ -174,7 +174,7 @@ def make_bandit(world) -> None:
 
     world.rssm.imagine_step = imagine_step
     world.reward.mean = lambda features: features[..., world.rssm.shape.deter + 1]
-    world.going_on = lambda features: torch.zeros(features.shape[:-1])
+    world.continue_probability = lambda features: torch.zeros(features.shape[:-1])
 
 
 @pytest.mark.parametrize("gradient", ["reinforce", "dynamics"])
@@ -189,11 +189,16 @@ def test_the_better_arm_of_a_bandit_is_found(dreamer, gradient):
 
     def chance() -> float:
         features = workflow.world.rssm.features({key: each[0] for key, each in states.items()})
-        return workflow.actor.judge(features, torch.tensor([0.0, 1.0]))[0].exp().mean().item()
+        return (
+            workflow.actor.evaluate_actions(features, torch.tensor([0.0, 1.0]))[0]
+            .exp()
+            .mean()
+            .item()
+        )
 
     assert chance() == pytest.approx(0.5, abs=0.02)
     for _ in range(40):
-        workflow._control(rows, now)
+        workflow._actor_critic_step(rows, now)
     assert chance() > 0.8
 
 
@@ -216,13 +221,13 @@ def test_the_policys_gradient_does_not_know_the_unit_of_rewards(dreamer, gradien
             )
             play(orchestrator, 2)
             workflow = orchestrator.workflow
-            for head in (workflow.world.reward, workflow.critic, workflow.slow_critic.module):
+            for head in (workflow.world.reward, workflow.critic, workflow.target_critic):
                 head.output.weight.data.mul_(factor)
                 head.output.bias.data.mul_(factor)
-            workflow.actor_optimizer.inspected = True
+            workflow.actor_learner.inspected = True
             controlled(orchestrator)
-            found[normalized, factor] = workflow.actor_optimizer.last_gradient
-            assert workflow.spread[1] - workflow.spread[0] > (1.0 if normalized else -1.0)
+            found[normalized, factor] = workflow.actor_learner.last_gradient
+            assert workflow.return_percentiles.distance > (1.0 if normalized else -1.0)
     size = found[True, 1e2].abs().max().item()
     torch.testing.assert_close(found[True, 1e2], found[True, 1e5], rtol=1e-2, atol=1e-3 * size)
     size = found[False, 1e5].abs().max().item()
@@ -234,15 +239,15 @@ def test_the_policys_gradient_does_not_know_the_unit_of_rewards(dreamer, gradien
 # -- the slow critic -------------------------------------------------------------------------------
 
 
-def test_the_slow_critic_is_copied_every_so_often(dreamer):
+def test_the_target_network_is_copied_every_so_often(dreamer):
     orchestrator = dreamer("dreamer_v2", slow_every=3)
     workflow = orchestrator.workflow
     play(orchestrator, 2)
-    first = weights(workflow.slow_critic.module).clone()
+    first = weights(workflow.target_critic).clone()
     for number in range(1, 8):
-        workflow.controller_steps = number
+        workflow.controller_budget.steps = number
         controlled(orchestrator)
-        slow = weights(workflow.slow_critic.module)
+        slow = weights(workflow.target_critic)
         if number % 3 == 0:
             assert torch.equal(slow, weights(workflow.critic))
             first = slow.clone()
@@ -250,14 +255,14 @@ def test_the_slow_critic_is_copied_every_so_often(dreamer):
             assert torch.equal(slow, first)
 
 
-def test_the_slow_critic_follows_by_its_rate(dreamer):
+def test_the_target_network_follows_by_its_rate(dreamer):
     orchestrator = dreamer("dreamer_v3", slow_rate=0.25)
     workflow = orchestrator.workflow
     play(orchestrator, 2)
-    before = weights(workflow.slow_critic.module).clone()
+    before = weights(workflow.target_critic).clone()
     controlled(orchestrator)
     expected = 0.75 * before + 0.25 * weights(workflow.critic)
-    torch.testing.assert_close(weights(workflow.slow_critic.module), expected)
+    torch.testing.assert_close(weights(workflow.target_critic), expected)
 
 
 # -- what is counted -------------------------------------------------------------------------------
@@ -276,8 +281,8 @@ def test_gradient_steps_are_earned_by_environment_steps(dreamer, num_envs):
         if cycle == 0:  # four frames of each environment, and windows have six
             first = max(first, steps)
         expected = math.floor(round(0.3 * max(steps - first, 0), 6))
-        assert workflow.gradient_steps == workflow.controller_steps == expected
-    assert workflow.gradient_steps > 0
+        assert workflow.budget.steps == workflow.controller_budget.steps == expected
+    assert workflow.budget.steps > 0
 
 
 def test_a_resumed_run_has_nothing_to_catch_up_with(dreamer):
@@ -297,7 +302,7 @@ def test_a_resumed_run_has_nothing_to_catch_up_with(dreamer):
         assert torch.equal(waiting["deter"], workflow.starts["deter"])
     other.update_controller(waiting, phase=phase)
     assert other.starts == {}
-    assert other.controller_steps == other.gradient_steps == workflow.gradient_steps
+    assert other.controller_budget.steps == other.budget.steps == workflow.budget.steps
     assert other.sample(buffer, hook="update_controller", phase=phase) is None
 
 
@@ -313,9 +318,9 @@ def test_a_phase_that_only_collects_earns_nothing(dreamer):
     )
     orchestrator = dreamer("dreamer_v3", "CartPole-v1", words, replay_ratio=0.5)
     play(orchestrator, 4)
-    assert orchestrator.workflow.gradient_steps == 0
+    assert orchestrator.workflow.budget.steps == 0
     play(orchestrator, 1)
-    assert orchestrator.workflow.gradient_steps == orchestrator.workflow.controller_steps == 8
+    assert orchestrator.workflow.budget.steps == orchestrator.workflow.controller_budget.steps == 8
 
 
 @pytest.mark.parametrize("kind", ["offline", "online"])
@@ -329,12 +334,12 @@ def test_a_phase_may_teach_the_controller_alone(dreamer, kind):
     workflow = orchestrator.workflow
     play(orchestrator, 6)
     # 96 steps, 80 of them after the warm-up; the states of the last 2 gradient steps wait
-    assert (workflow.gradient_steps, workflow.controller_steps) == (10, 0)
+    assert (workflow.budget.steps, workflow.controller_budget.steps) == (10, 0)
     world, actor = weights(workflow.world).clone(), weights(workflow.actor).clone()
     counted = []
     for _ in range(5):
         play(orchestrator, 1)
-        counted.append(workflow.controller_steps)
+        counted.append(workflow.controller_budget.steps)
     assert counted == ([2, 3, 4, 5, 6] if kind == "offline" else [2, 4, 6, 8, 10])
     assert torch.equal(weights(workflow.world), world)
     assert not torch.equal(weights(workflow.actor), actor)
@@ -348,10 +353,10 @@ def test_a_bad_number_changes_nothing(dreamer):
     buffer = next(iter(orchestrator.buffers.values()))
     windows = buffer.sequences(3, 6, 2)
     windows[REWARD][1, 2] = math.nan
-    with pytest.raises(NonFiniteError, match="world model"):
+    with pytest.raises(NonFiniteError, match="of world_model"):
         workflow.update_world_model(windows, phase=phase_of(orchestrator))
     assert fingerprint(workflow.get_state()) == before
-    with pytest.raises(NonFiniteError, match="world model"):
+    with pytest.raises(NonFiniteError, match="of world_model"):
         workflow.update(windows, phase=phase_of(orchestrator))
     assert fingerprint(workflow.get_state()) == before
     rows = workflow._observed(buffer.sequences(3, 6, 2))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl_lab.algorithms.dreamer.dreamer import window_starts
 from rl_lab.core.batch import RESET
 from tiny_dreamers import play, tiny_dreamer, weights
 
@@ -20,12 +21,13 @@ def dreamer(tiny):
 
 
 def recorded(workflow, monkeypatch):
-    """The order in which optimizers step."""
+    """The order of gradient steps."""
     order = []
-    for name, optimizer in workflow.optimizers().items():
-        step = optimizer.step
+    for name in ("world", "actor", "critic"):
+        learner = getattr(workflow, f"{name}_learner")
+        step = learner.step
         monkeypatch.setattr(
-            optimizer, "step", lambda *a, s=step, n=name, **k: order.append(n) or s(*a, **k)
+            learner, "step", lambda *a, s=step, n=name, **k: order.append(n) or s(*a, **k)
         )
     return order
 
@@ -36,7 +38,7 @@ def test_steps_of_model_and_controller_alternate(dreamer, monkeypatch):
     play(orchestrator, 2)
     order = recorded(orchestrator.workflow, monkeypatch)
     play(orchestrator, 1)
-    assert order == ["world model", "actor", "critic"] * 4
+    assert order == ["world", "actor", "critic"] * 4
     assert orchestrator.workflow.starts == {}  # nothing waits for another hook
 
 
@@ -48,7 +50,8 @@ def test_one_hook_learns_what_two_do(dreamer):
     ]
     for orchestrator in made:
         play(orchestrator, 5)
-        assert orchestrator.workflow.gradient_steps == orchestrator.workflow.controller_steps == 4
+        assert orchestrator.workflow.budget.steps == 4
+        assert orchestrator.workflow.controller_budget.steps == 4
     for name in ("world", "actor", "critic"):
         first, second = (weights(getattr(each.workflow, name)) for each in made)
         assert torch.equal(first, second)
@@ -63,14 +66,14 @@ def test_windows_go_on_from_where_the_model_was(dreamer):
     play(orchestrator, 12)
     workflow, buffer = orchestrator.workflow, next(iter(orchestrator.buffers.values()))
     windows = buffer.sequences(60, 6)
-    begun = workflow.begin_windows(windows)
+    begun = window_starts(workflow.world.rssm, windows)
     known = begun["stoch"].any(-1)
     assert known.any() and begun["deter"].shape == (1, 60, 8)
     assert windows["latent"].shape[-1] == buffer.setup.latent_size  # room was asked for that much
     assert not known[windows[RESET][:, 0]].any()  # an episode begins with nothing
     assert (begun["stoch"][known].sum(-1) == 3).all()  # one class of each of three latents
     nothing = {key: each for key, each in windows.items() if key != "latent"}
-    assert not workflow.begin_windows(nothing)["deter"].any()
+    assert not window_starts(workflow.world.rssm, nothing)["deter"].any()
     found = [workflow._observed(each)["deter"][0, 0] for each in (windows, nothing)]
     differ = (found[0] != found[1]).any(-1)
     assert torch.equal(differ, known[0])  # the first frames are seen in another light
@@ -103,5 +106,5 @@ def test_without_a_place_for_states_windows_begin_from_nothing(dreamer):
     orchestrator = dreamer("dreamer_v3", "CartPole-v1", "buffers.replay.latents=false")
     play(orchestrator, 6)
     windows = next(iter(orchestrator.buffers.values())).sequences(2, 6, 3)
-    begun = orchestrator.workflow.begin_windows(windows)
+    begun = window_starts(orchestrator.workflow.world.rssm, windows)
     assert begun["deter"].shape == (3, 2, 8) and not begun["deter"].any()

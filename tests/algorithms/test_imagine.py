@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl_lab.algorithms.dreamer.world_learning import WorldWorkflow
+from rl_lab.algorithms.dreamer.open_loop import predict
 from rl_lab.core.batch import ACTION, OBS, PREVIOUS_ACTION, RESET, REWARD
 from rl_lab.core.errors import UserError
 from rl_lab.core.tree import picked
@@ -62,11 +62,11 @@ def test_the_actor_is_asked_in_each_state_of_the_dream(dreams):
     run = dreams("dreamer_v1")
     workflow, seen = run.workflow, windows(run)
     found, rng = workflow.imagine(horizon=3, seen=seen, seed=7), torch.Generator().manual_seed(7)
-    state = workflow.begin_dream(seen, rng)
+    state = workflow.imagination.start(seen, rng)
     for action in found[ACTION]:
         expected = workflow.actor.mode(workflow.world.rssm.features(state))
         assert torch.equal(action, expected)
-        state, _, _ = workflow.dream_step(state, action, rng)
+        state, _, _ = workflow.imagination.step(state, action, rng)
     assert len(found[ACTION].unique()) > 1
     again = workflow.imagine(horizon=3, seen=seen, seed=8)
     assert not torch.equal(again[ACTION][0], found[ACTION][0])  # of other latents
@@ -85,9 +85,9 @@ def test_dreams_begin_with_drawn_latents(dreams, name):
         for at in range(6):
             action = seen[PREVIOUS_ACTION][at]
             expected, _ = rssm.observe(expected, action, embeds[at], seen[RESET][at], drawn[at])
-    found = workflow.begin_dream(seen, torch.Generator().manual_seed(4))
+    found = workflow.imagination.start(seen, torch.Generator().manual_seed(4))
     assert all(torch.equal(found[key], expected[key]) for key in expected)
-    other = workflow.begin_dream(seen, torch.Generator().manual_seed(5))
+    other = workflow.imagination.start(seen, torch.Generator().manual_seed(5))
     assert not torch.equal(found["stoch"], other["stoch"])
 
 
@@ -96,14 +96,14 @@ def test_the_planner_plans_anew_in_each_state_of_the_dream(dreams, warm):
     run = dreams("planet", **{"planner.warm_start": warm})
     workflow, seen = run.workflow, windows(run)
     found, rng = workflow.imagine(horizon=3, seen=seen), torch.Generator().manual_seed(0)
-    state, first = workflow.begin_dream(seen, rng), None
+    state, first = workflow.imagination.start(seen, rng), None
     for action in found[ACTION]:
         with torch.no_grad():
             fixed = torch.Generator().manual_seed(0)
             plan = workflow.plan(state, first, fixed, shared=True)
         assert torch.equal(action, plan.action)
         first = shifted(plan.mean) if warm else None
-        state, _, _ = workflow.dream_step(state, action, rng)
+        state, _, _ = workflow.imagination.step(state, action, rng)
 
 
 @pytest.mark.parametrize("name", ["dreamer_v3", "planet"])
@@ -130,6 +130,10 @@ def test_what_is_missing_is_said_in_one_line(dreams, name):
 
 
 def test_a_world_without_a_policy_must_be_told_what_to_do(dreams):
-    workflow = dreams("dreamer_v3").workflow
-    with pytest.raises(UserError, match=r"Dreamer does not act in its dreams: pass `actions`"):
-        WorldWorkflow.dream_policy(workflow)
+    run = dreams("dreamer_v3")
+    imagination, context = run.workflow.imagination, run.workflow.context
+    with pytest.raises(UserError, match=r"no policy to imagine with: pass `actions`"):
+        predict(imagination, None, context, 2, seen=windows(run))
+    actions = torch.zeros(2, 3, 1)
+    found = predict(imagination, None, context, 2, seen=windows(run), actions=actions)
+    assert torch.equal(found[ACTION], actions)

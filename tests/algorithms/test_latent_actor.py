@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.algorithms.dreamer.actor import WorldActor
+from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
 from rl_lab.core.actions import as_vector
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete
@@ -24,13 +24,13 @@ CASES = [(name, False) for name in SPACES] + [("box", True), ("matrix", True)]
 everything = pytest.mark.parametrize(("space", "squashed"), CASES)
 
 
-def make(space: str, *, squashed: bool = False, unimix: float = 0.0) -> WorldActor:
+def make(space: str, *, squashed: bool = False, unimix: float = 0.0) -> LatentActor:
     torch.manual_seed(0)
     config = WorldModelConfig(units=8, layers=1)
-    return WorldActor(FEATURES, SPACES[space], config, unimix=unimix, squashed=squashed)
+    return LatentActor(FEATURES, SPACES[space], config, unimix=unimix, squashed=squashed)
 
 
-def says(actor: WorldActor, *raw: float) -> WorldActor:
+def says(actor: LatentActor, *raw: float) -> LatentActor:
     """An actor whose raw output is the same for all features."""
     nn.init.zeros_(actor.output.weight)
     actor.output.bias.data = torch.tensor(raw)
@@ -95,7 +95,7 @@ def test_log_probabilities_and_entropies_of_indices_add_up():
     """(¾, ¼) and (½, ¼, ¼): the actions 1 and 0 are ¼ · ½; entropies .5623 + 1.0397."""
     actor = says(make("indices"), math.log(3), 0.0, math.log(2), 0.0, 0.0)
     action = as_vector(SPACES["indices"], torch.tensor([[1, 0]]))
-    log_prob, entropy = actor.judge(nothing(1), action)
+    log_prob, entropy = actor.evaluate_actions(nothing(1), action)
     assert log_prob.tolist() == pytest.approx([math.log(1 / 8)], rel=1e-5)
     first = -(0.75 * math.log(0.75) + 0.25 * math.log(0.25))
     second = 0.5 * math.log(2) + 0.5 * math.log(4)
@@ -105,7 +105,7 @@ def test_log_probabilities_and_entropies_of_indices_add_up():
 def test_a_share_of_the_uniform_distribution_is_in_every_policy_of_indices():
     """K = 3, 3 %: what has no chance by itself has 1 %, when it is drawn and when it is judged."""
     actor = says(make("index", unimix=0.03), 90.0, 0.0, 0.0)
-    log_prob, _ = actor.judge(nothing(1), torch.tensor([[0.0, 0.0, 1.0]]))
+    log_prob, _ = actor.evaluate_actions(nothing(1), torch.tensor([[0.0, 0.0, 1.0]]))
     assert log_prob.exp().item() == pytest.approx(0.01, rel=1e-5)
     drawn = actor.draw(nothing(20_000), actor.noise((20_000,), stream())).mean(0)
     assert drawn.tolist() == pytest.approx([0.98, 0.01, 0.01], abs=0.005)
@@ -132,7 +132,7 @@ def test_a_bounded_normal_by_hand():
     means = [math.tanh(0.5), math.tanh(-9.0)]
     assert drawn.tolist()[0] == pytest.approx([means[0] + std, means[1] - 2 * std], rel=1e-5)
     assert actor.mode(nothing(1)).tolist()[0] == pytest.approx(means, rel=1e-5)
-    log_prob, entropy = actor.judge(nothing(1), drawn.detach())
+    log_prob, entropy = actor.evaluate_actions(nothing(1), drawn.detach())
     constant = math.log(std) + 0.5 * math.log(2 * math.pi)
     assert log_prob.item() == pytest.approx(-0.5 - 2.0 - 2 * constant, rel=1e-5)
     assert entropy.item() == pytest.approx(2 * (constant + 0.5), rel=1e-5)
@@ -156,7 +156,7 @@ def test_a_squashed_policy_begins_wide_and_its_mean_is_bounded():
 
 def test_a_fresh_policy_prefers_nothing():
     features = 3 * torch.randn(64, FEATURES, generator=stream())
-    log_prob, entropy = make("index").judge(features, torch.eye(3)[torch.arange(64) % 3])
+    log_prob, entropy = make("index").evaluate_actions(features, torch.eye(3)[torch.arange(64) % 3])
     assert log_prob.exp().sub(1 / 3).abs().max() < 0.02
     assert entropy.min().item() == pytest.approx(math.log(3), abs=1e-3)
     assert make("box").mode(features).abs().max() < 0.1

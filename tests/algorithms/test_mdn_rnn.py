@@ -16,7 +16,8 @@ from rl_lab.algorithms.world_models.mdn_rnn import (
     mixture_draw,
     mixture_nll,
 )
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.learner import Learner, scalar
+from rl_lab.core.optim import OptimizerConfig
 
 LOG_ROOT = 0.5 * math.log(2 * math.pi)
 
@@ -157,7 +158,7 @@ def test_the_loss_is_the_mean_over_what_could_be_foreseen():
     latent, action, resets = windows()
     resets[0] = resets[3, 1] = True
     reward, ends = torch.randn(6, 4), torch.rand(6, 4) < 0.3
-    loss, metrics = losses(net, latent, action, resets, reward, ends)
+    loss, metrics, _ = losses(net, latent, action, resets, reward, ends)
     nll, square, end = [], [], []
     for column in range(4):
         state = net.initial_state(1)
@@ -201,7 +202,7 @@ def test_it_learns_from_the_action_of_the_step_and_not_of_the_step_before():
     """A world in which z_{t+1} = a_t: only the right action tells the next latent."""
     torch.manual_seed(0)
     net = MDNRNN(latent=1, action=1, hidden=16, mixtures=2)
-    optimizer = FlatOptimizer(net, dynamics_loss, OptimizerConfig())
+    learner = Learner(net, dynamics_loss, OptimizerConfig())
     rates = {"learning_rate": scalar(1e-2, "cpu"), "max_grad_norm": scalar(10.0, "cpu")}
     one = scalar(1.0, "cpu")
     rng = np.random.default_rng(0)
@@ -212,7 +213,7 @@ def test_it_learns_from_the_action_of_the_step_and_not_of_the_step_before():
 
     for _ in range(150):
         rows = batch()
-        optimizer.step(*rows, torch.zeros(9, 32), rows[2], one, one, **rates)
+        learner.step(*rows, torch.zeros(9, 32), rows[2], one, one, **rates)
     latent, led, resets = batch()
     right = losses(net, latent, led, resets)[1]["nll"].item()
     wrong = losses(net, latent, led.roll(1, 0), resets)[1]["nll"].item()

@@ -29,7 +29,7 @@ def test_a_picture_ends_with_the_episode(tiny, name):
     window = run.buffers["replay"].newest(20)
     assert len(window["reset"]) == 10 and not window["reset"][1:].any()
     (picture,) = run.workflow.pictures([]).values()
-    assert picture.title == "obs, foreseen after 5 frames"
+    assert picture.title == "obs, predicted after 5 frames"
     (layer,) = picture.layers
     truth = window["obs"][5:, 0].numpy()
     if name == "world_models":

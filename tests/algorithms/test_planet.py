@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from rl_lab.algorithms.dreamer.world_model import Seen, WorldModel
+from rl_lab.algorithms.dreamer.world_model import Observed, WorldModel
 from rl_lab.algorithms.planet import PlaNetConfig, overshooting_loss, planet_loss, reward_sums
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, TERMINATED
 from rl_lab.core.errors import ConfigError, UserError
+from rl_lab.core.learner import Learner
 from rl_lab.core.spec import Box, Discrete, EnvSpec
 from rl_lab.planning.cem import CEMConfig, categorical_cem, cem, planner_noise
 from tiny_runs import tiny_config
@@ -68,12 +69,12 @@ def scales(**own: float) -> dict:
 def test_the_loss_is_the_weighted_sum_of_its_parts():
     world, batch = small_world(), rows(5, 2)
     noise = world.noise((5, 2), stream())
-    loss, parts = planet_loss(
+    loss, parts, _ = planet_loss(
         world, batch, noise, None, scales(**{"kl": 2.0, "reward": 10.0, "continue": 3.0})
     )
     expected = 2 * parts["kl"] + 10 * parts["reward"] + 3 * parts["continue"] + parts["decode/obs"]
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-    seen = world.learn_from(world.rssm.initial(2), batch, noise)
+    seen = world.prediction_losses(world.rssm.initial(2), batch, noise)
     assert parts["reward"].item() == pytest.approx(seen.losses["reward"].mean().item(), rel=1e-5)
     assert parts["kl"].item() == pytest.approx(
         world.rssm.kl(seen.posterior, seen.prior).mean().item(), rel=1e-5
@@ -83,14 +84,14 @@ def test_the_loss_is_the_weighted_sum_of_its_parts():
 def test_free_nats_are_per_frame_and_move_nothing():
     world, batch = small_world(), rows(5, 2)
     noise = world.noise((5, 2), stream())
-    seen = world.learn_from(world.rssm.initial(2), batch, noise)
+    seen = world.prediction_losses(world.rssm.initial(2), batch, noise)
     divergence = world.rssm.kl(seen.posterior, seen.prior)
     between = divergence.median()  # some frames are below it, some above
-    with_some, _ = planet_loss(world, batch, noise, None, scales(free_nats=between.item()))
-    without, _ = planet_loss(world, batch, noise, None, scales(kl=0.0))
+    with_some, _, _ = planet_loss(world, batch, noise, None, scales(free_nats=between.item()))
+    without, _, _ = planet_loss(world, batch, noise, None, scales(kl=0.0))
     counted = torch.where(divergence > between, divergence, between).mean()
     assert (with_some - without).item() == pytest.approx(counted.item(), rel=1e-4)
-    plenty, _ = planet_loss(world, batch, noise, None, scales(free_nats=1e4))
+    plenty, _, _ = planet_loss(world, batch, noise, None, scales(free_nats=1e4))
     wanted = torch.autograd.grad(without, list(world.parameters()), allow_unused=True)
     found = torch.autograd.grad(plenty, list(world.parameters()), allow_unused=True)
     for one, other in zip(wanted, found, strict=True):
@@ -101,7 +102,9 @@ def test_free_nats_are_per_frame_and_move_nothing():
 def far_parts(length=6, batch=2, distance=3):
     world, data = small_world(), rows(length, batch)
     data[RESET][3, 1] = True  # a new episode in the second column
-    seen = world.learn_from(world.rssm.initial(batch), data, world.noise((length, batch), stream()))
+    seen = world.prediction_losses(
+        world.rssm.initial(batch), data, world.noise((length, batch), stream())
+    )
     noise = world.noise((distance, length, batch), stream(7))
     return world, data, seen, noise
 
@@ -133,7 +136,7 @@ def test_overshooting_moves_priors_towards_posteriors_and_not_the_reverse():
     world, data, seen, noise = far_parts()
     posterior = seen.posterior.detach().requires_grad_()
     states = {key: value.detach() for key, value in seen.states.items()}
-    still = Seen(states, posterior, seen.prior, {})
+    still = Observed(states, posterior, seen.prior, {})
     loss = overshooting_loss(
         world.rssm, still, data[PREVIOUS_ACTION], data[RESET], noise, torch.tensor(0.0)
     )
@@ -146,8 +149,8 @@ def test_overshooting_moves_priors_towards_posteriors_and_not_the_reverse():
 def test_overshooting_adds_to_the_loss():
     world, batch = small_world(), rows(6, 2)
     noise, far = world.noise((6, 2), stream()), world.noise((3, 6, 2), stream(1))
-    plain, _ = planet_loss(world, batch, noise, None, scales())
-    more, parts = planet_loss(world, batch, noise, far, scales(overshooting=0.5))
+    plain, _, _ = planet_loss(world, batch, noise, None, scales())
+    more, parts, _ = planet_loss(world, batch, noise, far, scales(overshooting=0.5))
     assert (more - plain).item() == pytest.approx(0.5 * parts["overshooting"].item(), rel=1e-4)
 
 
@@ -168,7 +171,7 @@ class Known:
     def features(self, state):
         return state["deter"][:, 0]
 
-    def going_on(self, features):
+    def continue_probability(self, features):
         return torch.where(features >= self.ends, 0.0, 1.0)
 
 
@@ -284,7 +287,7 @@ def test_a_run_with_mppi(tiny):
     run = tiny("Pendulum-v1:random", *PLANET, "algorithm.planner.type=mppi")
     for _ in range(6):
         run.execute(run.scheduler.next_action())
-    assert run.counters.env_steps == 192 and run.workflow.gradient_steps > 0
+    assert run.counters.env_steps == 192 and run.workflow.budget.steps > 0
     with pytest.raises(UserError, match="mppi plans Box actions, 'CartPole-v1' has Discrete"):
         tiny("CartPole-v1:random", *PLANET, "algorithm.planner.type=mppi")
 
@@ -345,7 +348,7 @@ def test_masked_actions_are_never_taken(tiny):
     run = tiny("CartPole-v1:random", *PLANET, *masked)
     for _ in range(8):  # it raises where a forbidden action is taken
         run.execute(run.scheduler.next_action())
-    assert run.counters.env_steps == 256 and run.workflow.gradient_steps > 0
+    assert run.counters.env_steps == 256 and run.workflow.budget.steps > 0
     space = run.environment.spec.observation.parts
     obs = {name: torch.zeros(6, *part.shape) for name, part in space.items()}
     obs["action_mask"][:, 3] = 1
@@ -362,7 +365,7 @@ def test_gradient_steps_are_those_that_were_earned(tiny):
         run.execute(run.scheduler.next_action())
     # 6 x 64 steps, 32 of them random: 0.1 x 352 = 35.2
     assert run.counters.env_steps == 384
-    assert run.workflow.gradient_steps == 35
+    assert run.workflow.budget.steps == 35
 
 
 @pytest.fixture(scope="module")
@@ -390,13 +393,10 @@ def test_the_model_learns_what_an_action_does_and_not_what_the_last_one_did(tiny
     sizes = [*(each.replace("=8", "=32") for each in PLANET), "algorithm.free_nats=0"]
     run = tiny("MountainCarContinuous-v0:random", *sizes)
     workflow = run.workflow
-    workflow.world = world = WorldModel(
-        workflow.config, EnvSpec("echo", box(1), run.environment.spec.action)
-    )
-    optimizer = type(workflow.optimizer)(world, planet_loss, workflow.config.optimizer)
-    workflow.optimizer = optimizer
+    world = WorldModel(workflow.config, EnvSpec("echo", box(1), run.environment.spec.action))
+    workflow.learner = Learner(world, planet_loss, workflow.config.optimizer)
     for _ in range(250):
-        metrics = workflow.learn(echo(6, 32), workflow.config)
+        metrics = workflow._step(echo(6, 32), workflow.config)
     assert metrics["reward"] < 0.01
     seen, future = echo(3, 64), echo(6, 64)
     actions = future[PREVIOUS_ACTION][1:]

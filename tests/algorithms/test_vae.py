@@ -9,7 +9,8 @@ from torch import nn
 
 from rl_lab.algorithms.world_models.vae import ConvVAE, draw, require_image, vae_loss
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.learner import Learner, scalar
+from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.spec import Box, Dict, Discrete
 
 
@@ -48,7 +49,7 @@ def test_the_loss_by_hand():
     )
     images = torch.tensor([[[[1.0, 0.5]]], [[[0.0, 0.0]]]])
     noise = torch.tensor([[2.0, 1.0], [0.0, -1.0]])
-    loss, metrics = vae_loss(model, images, noise, torch.tensor(0.0))
+    loss, metrics, _ = vae_loss(model, images, noise, torch.tensor(0.0))
     kl = 0.5 + 0.5 * (math.e**2 - 3)
     assert metrics["reconstruction"].item() == pytest.approx(0.625)
     assert metrics["kl"].item() == pytest.approx(kl / 2)
@@ -67,9 +68,9 @@ def test_below_the_tolerance_the_kl_has_no_gradient():
     mean = torch.tensor([[0.1, 0.0]], requires_grad=True)
     model = Known(mean, torch.zeros(1, 2), torch.zeros(1, 1, 1, 1))
     arguments = (torch.zeros(1, 1, 1, 1), torch.zeros(1, 2))
-    loss, _ = vae_loss(model, *arguments, torch.tensor(0.5))
+    loss, _, _ = vae_loss(model, *arguments, torch.tensor(0.5))
     assert torch.autograd.grad(loss, mean)[0].abs().sum() == 0
-    loss, _ = vae_loss(model, *arguments, torch.tensor(0.0))
+    loss, _, _ = vae_loss(model, *arguments, torch.tensor(0.0))
     assert torch.autograd.grad(loss, mean)[0][0].tolist() == pytest.approx([0.1, 0.0])
 
 
@@ -122,11 +123,11 @@ def test_it_learns_a_dot():
         frames[place, 0, place // 4 * 4 : place // 4 * 4 + 4, place % 4 * 4 : place % 4 * 4 + 4] = (
             255
         )
-    optimizer = FlatOptimizer(vae, vae_loss, OptimizerConfig())
+    learner = Learner(vae, vae_loss, OptimizerConfig())
     rates = {"learning_rate": scalar(5e-3, "cpu"), "max_grad_norm": scalar(10.0, "cpu")}
     errors = []
     for _ in range(100):
         noise = torch.randn(16, 2)
-        found = optimizer.step(frames.to(torch.uint8), noise, scalar(0.5, "cpu"), **rates)
-        errors.append(found["reconstruction"].item())
+        found = learner.step(frames.to(torch.uint8), noise, scalar(0.5, "cpu"), **rates)
+        errors.append(found.metrics["reconstruction"].item())
     assert errors[-1] < 0.5 * errors[0]

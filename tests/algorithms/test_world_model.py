@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.algorithms.dreamer.actor import WorldActor
+from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.images import (
     ChannelRMSNorm,
     ImageEncoder,
@@ -96,7 +96,7 @@ def test_every_space_can_be_seen_and_shown(seen, action):
     spec = SPACES[seen], ACTIONS[action]
     world = make(*spec)
     batch = rows(world, spec, 4, 2)
-    found = world.learn_from(world.rssm.initial(2), batch, world.noise((4, 2), stream()))
+    found = world.prediction_losses(world.rssm.initial(2), batch, world.noise((4, 2), stream()))
     features = world.rssm.features(found.states)
     assert features.shape == (4, 2, world.feature_dim)
     names = [f"decode/{key}" for key in parts_of(SPACES[seen])]
@@ -267,10 +267,10 @@ def test_the_continuation_is_learned_from_terminated_alone():
     nn.init.constant_(world.continues.output.bias, -5.0)
     batch = rows(world, (box(1), ACTIONS["box"]), 2, 1)
     batch[TERMINATED] = torch.tensor([[False], [True]])
-    found = world.learn_from(world.rssm.initial(1), batch, world.noise((2, 1), stream()))
+    found = world.prediction_losses(world.rssm.initial(1), batch, world.noise((2, 1), stream()))
     going_on, over = math.log1p(math.exp(5)), math.log1p(math.exp(-5))
     assert found.losses["continue"].flatten().tolist() == pytest.approx([going_on, over], rel=1e-4)
-    chance = world.going_on(torch.zeros(1, world.feature_dim)).item()
+    chance = world.continue_probability(torch.zeros(1, world.feature_dim)).item()
     assert chance == pytest.approx(1 / (1 + math.exp(5)), rel=1e-4)
 
 
@@ -333,7 +333,7 @@ def test_a_size_of_the_paper_has_its_layers():
 
     settings = WorldModelConfig(size="1m")
     world = WorldModel(settings, EnvSpec("paper", box(24), box(6)))
-    actor = WorldActor(world.feature_dim, box(6), settings, unimix=0.01, squashed=False)
+    actor = LatentActor(world.feature_dim, box(6), settings, unimix=0.01, squashed=False)
     critic = Scalar(world.feature_dim, settings)
     decoder = world.decoders["part_obs"]
     deep = world.encoders["vectors"], decoder.layers, actor.layers, critic.layers
@@ -350,7 +350,7 @@ def test_a_size_is_the_network_of_the_paper(size, pixels):
     with torch.device("meta"):
         world = WorldModel(settings, EnvSpec("paper", space, box(6)))
         inputs = world.feature_dim
-        actor = WorldActor(inputs, box(6), settings, unimix=0.01, squashed=False)
+        actor = LatentActor(inputs, box(6), settings, unimix=0.01, squashed=False)
         trained = [world, actor, Scalar(inputs, settings)]
     found = sum(each.numel() for part in trained for each in part.parameters())
     assert found == pytest.approx(paper_parameters(size, pixels, 24, 6), rel=0.02)
@@ -391,7 +391,7 @@ def test_numbers_that_a_size_would_replace_are_refused(name, value):
 
 
 def loss_of(world: WorldModel, batch: dict, noise: torch.Tensor) -> tuple:
-    seen = world.learn_from(world.rssm.initial(batch[RESET].shape[1]), batch, noise)
+    seen = world.prediction_losses(world.rssm.initial(batch[RESET].shape[1]), batch, noise)
     divergence = world.rssm.kl(seen.posterior.detach(), seen.prior).mean()
     return sum(each.mean() for each in seen.losses.values()) + divergence, seen
 
@@ -426,7 +426,7 @@ def test_a_world_model_learns_one_batch_by_heart(kind):
     _, seen = loss_of(world, batch, noise)
     assert before[f"decode/{OBS}"].mean() > 20 * seen.losses[f"decode/{OBS}"].mean()
     assert seen.losses["reward"].mean() < 0.1
-    chances = world.going_on(world.rssm.features(seen.states))
+    chances = world.continue_probability(world.rssm.features(seen.states))
     assert torch.equal(chances > 0.5, ~batch[TERMINATED])
 
 

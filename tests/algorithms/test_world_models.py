@@ -12,8 +12,8 @@ from rl_lab.algorithms.world_models.candidates import (
     controller_features,
     controls,
     decided,
-    dream_step,
-    dreamed_returns,
+    imagine_step,
+    imagined_returns,
 )
 from rl_lab.algorithms.world_models.mdn_rnn import MDNRNN, Prediction
 from rl_lab.algorithms.world_models.vae import draw
@@ -85,7 +85,7 @@ class Ladder(nn.Module):
 def ladder_returns(parameters, alive, *, steps, gamma=1.0, memory=False):
     dreams = len(alive)
     start = {LATENT: torch.zeros(dreams, 1), "hidden": torch.full((dreams, 1), 7.0)}
-    return dreamed_returns(
+    return imagined_returns(
         Ladder(),
         torch.tensor(parameters),
         start,
@@ -122,7 +122,7 @@ def dreamt(parameters, start, noise, chances, **options):
     settings |= {"gamma": 1.0, **options}
     alive = torch.ones(len(start[LATENT]), dtype=torch.bool)
     with torch.no_grad():
-        return dreamed_returns(model, parameters, start, alive, noise, chances, **settings)
+        return imagined_returns(model, parameters, start, alive, noise, chances, **settings)
 
 
 def test_a_population_dreams_as_each_of_it_would_alone():
@@ -145,7 +145,7 @@ def test_temperature_widens_dreams():
     noise = model.noise((2000,), torch.Generator().manual_seed(0))
     with torch.no_grad():
         spread = [
-            dream_step(model, state, torch.zeros(2000, 1), noise, temperature)[0][LATENT].std(0)
+            imagine_step(model, state, torch.zeros(2000, 1), noise, temperature)[0][LATENT].std(0)
             for temperature in (1.0, 4.0)
         ]
     assert torch.allclose(spread[1], 2 * spread[0], rtol=1e-4)
@@ -216,7 +216,7 @@ def window(length=4, batch=2):
 def test_a_dream_begins_where_acting_would_be(run):
     """The memory before the last frame, by the actions that were really taken."""
     workflow, seen = run.workflow, window()
-    begun = workflow.begin_dream(seen)
+    begun = workflow.imagination.start(seen)
     state = workflow.initial_state(2)
     with torch.no_grad():
         for now in range(3):
@@ -226,9 +226,9 @@ def test_a_dream_begins_where_acting_would_be(run):
     assert torch.allclose(begun[LATENT], last, atol=1e-6)
     assert torch.allclose(begun["hidden"], state["hidden"], atol=1e-6)
     seen[RESET][3, 0] = True  # the last frame is the first of an episode
-    begun = workflow.begin_dream(seen)
+    begun = workflow.imagination.start(seen)
     assert not begun["hidden"][0].any() and begun["hidden"][1].any()
-    alone = workflow.begin_dream({name: each[3:] for name, each in seen.items()})
+    alone = workflow.imagination.start({name: each[3:] for name, each in seen.items()})
     assert not alone["cell"].any()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rl_lab.core.batch import OBS
+from rl_lab.core.learner import Update
 from rl_lab.core.state import differences, fingerprint, join, split
 from rl_lab.core.tree import picked
 from rl_lab.envs.dream import DreamEnv
@@ -161,7 +162,8 @@ def test_z_is_drawn_anew_for_every_batch(run):
     workflow, phase = run.workflow, run.scheduler.view()
     batch = workflow.sample(run.buffers["replay"], hook="update_dynamics", phase=phase)
     seen = []
-    workflow.dynamics_optimizer.step = lambda latent, *rest, **rates: seen.append(latent) or {}
+    nothing = Update(torch.zeros(()), torch.zeros(()), {}, {}, torch.zeros(1))
+    workflow.dynamics_learner.step = lambda latent, *_, **__: seen.append(latent) or nothing
     for _ in range(2):
         workflow.update_dynamics(batch, phase=phase)
     assert not torch.equal(*seen)

@@ -90,7 +90,7 @@ def test_dreams_of_now_have_the_temperature_of_now(tiny):
 
     def spread():
         rng = torch.Generator().manual_seed(0)
-        return workflow.dream_step(state, torch.zeros(500, 1), rng)[0][LATENT].std().item()
+        return workflow.imagination.step(state, torch.zeros(500, 1), rng)[0][LATENT].std().item()
 
     cold, phase = spread(), {**run.scheduler.view(), "step": 512}
     workflow.sample(run.buffers["replay"], hook="update_controller", phase=phase)

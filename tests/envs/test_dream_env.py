@@ -22,14 +22,18 @@ class Shows:
     def __init__(self, looks):
         self.looks = looks
 
-    def begin_dream(self, seen, generator):
+    @property
+    def imagination(self):
+        return self
+
+    def start(self, seen, generator):
         return torch.zeros(1, 1)
 
-    def dream_step(self, state, action, generator):
+    def step(self, state, action, generator):
         assert generator.device == state.device
         return state, torch.zeros(1), torch.ones(1)
 
-    def look(self, state):
+    def decode(self, state):
         return self.looks
 
 

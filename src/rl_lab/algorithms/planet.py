@@ -1,33 +1,42 @@
 """PlaNet: learn a latent model of the world, and plan in it (Hafner et al. 2019, arXiv:1811.04551).
 
-Reads top to bottom: config, loss of the model, planning, workflow. There is no policy and no value:
-at every step the cross-entropy method (or MPPI) looks for the actions with the largest sum of
-imagined rewards, and the first of them is taken.
+Reads top to bottom: config, loss of the model, planning, the algorithm. There is no policy and no
+value: at every step the cross-entropy method (or MPPI) searches for the actions with the largest
+sum of imagined rewards, and the first of them is taken.
 
 Departures from the paper are listed in docs/algorithms/planet.md. The largest: any observation, not
 only images; Discrete actions, by CEM over categories; tasks may end (`continue_scale`); decisions
-of evaluations are planned from the likeliest latent, with fixed random numbers.
+of evaluations are planned from the posterior's mode, with fixed random numbers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Optimized
-from rl_lab.algorithms.dreamer.rssm import RSSM, State
-from rl_lab.algorithms.dreamer.world_learning import (
-    BELIEF,
-    WorldConfig,
-    WorldWorkflow,
-    require_not_negative,
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.dreamer.open_loop import (
+    LatentImagination,
+    newest_episode_pictures,
+    predict,
 )
-from rl_lab.algorithms.dreamer.world_model import Seen, WorldModel
-from rl_lab.algorithms.replay import averages, require_positive
-from rl_lab.core.actions import as_vector, random_action, vector_size
+from rl_lab.algorithms.dreamer.rssm import DETER_STOCH, RSSM, LatentState
+from rl_lab.algorithms.dreamer.world_config import WorldConfig
+from rl_lab.algorithms.dreamer.world_model import WORLD_PARTS, Observed, WorldModel
+from rl_lab.algorithms.replay import (
+    BUDGET_NAMES,
+    averages,
+    minibatches,
+    require_not_negative,
+    require_positive,
+    sample_windows,
+    step_sizes,
+    torch_optimizer,
+)
+from rl_lab.core.actions import RandomActions, as_vector, random_action, vector_size
 from rl_lab.core.batch import (
     ACTION_MASK,
     OBS,
@@ -40,14 +49,17 @@ from rl_lab.core.batch import (
     CollectResult,
     Metrics,
 )
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig, scalar
+from rl_lab.core.learner import Learner, all_or_nothing, scalar
+from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
+from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Discrete, MultiDiscrete
-from rl_lab.core.tree import first_leaf, picked
+from rl_lab.core.tree import first_leaf
 from rl_lab.networks.mlp import Norm
 from rl_lab.planning.cem import planner_noise
 from rl_lab.planning.planner import PlannerConfig, plan_actions
@@ -62,6 +74,9 @@ SCALES = {
     "overshooting": "overshooting_scale",
     "free_nats": "free_nats",
 }
+# Today's names of saved state, and those in checkpoints of earlier versions.
+OLD_NAMES = {"learner.module": "world", "learner.optimizer": "optimizer", **BUDGET_NAMES}
+OPEN_LOOP_STEPS = 15  # frames of a picture's open-loop prediction, at most
 _FIXED_SEED = 0  # of the random numbers of deterministic plans
 
 
@@ -128,12 +143,12 @@ class PlaNetConfig(WorldConfig):
 
 
 def overshooting_loss(
-    rssm: RSSM, seen: Seen, action: Tensor, reset: Tensor, noise: Tensor, free_nats: Tensor
+    rssm: RSSM, seen: Observed, action: Tensor, reset: Tensor, noise: Tensor, free_nats: Tensor
 ) -> Tensor:
-    """How far priors of 2 … D steps ahead are from the posteriors there; noise [D, T, B, …].
+    """Latent overshooting: KL from posteriors to priors of 2 … D steps ahead; noise [D, T, B, …].
 
-    From every frame [T, B] the model goes on by the actions that were taken. The priors move to the
-    posteriors, never the reverse; what would lead into another episode is left out.
+    From every frame [T, B] the model is rolled out with the actions that were taken. Only the
+    priors have a gradient; rollouts into another episode are left out.
     """
     states, inside = seen.states, torch.ones_like(reset)
     total = torch.zeros((), device=reset.device)
@@ -157,13 +172,13 @@ def planet_loss(
     noise: Tensor,
     far_noise: Tensor | None,
     scales: Mapping[str, Tensor],
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the model did not foresee of sequences [T, B, …]: the negative of the paper's bound.
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Prediction loss and KL of sequences [T, B, …]: the negative of the paper's bound.
 
     `far_noise` [D, T, B, …] is that of latent overshooting, if it is on.
     """
     start = world.rssm.initial(batch[RESET].shape[1], batch[RESET].device)
-    seen = world.learn_from(start, batch, noise)
+    seen = world.prediction_losses(start, batch, noise)
     divergence = world.rssm.kl(seen.posterior, seen.prior)
     metrics = {name: each.mean() for name, each in seen.losses.items()}
     loss = scales["kl"] * torch.maximum(divergence, scales["free_nats"]).mean()
@@ -176,7 +191,7 @@ def planet_loss(
             world.rssm, seen, action, batch[RESET], far_noise, scales["free_nats"]
         )
         loss = loss + scales["overshooting"] * metrics["overshooting"]
-    return loss, {name: each.detach() for name, each in metrics.items()}
+    return loss, metrics, {}
 
 
 # ---------------------------------------------------------------------------------------- planning
@@ -184,40 +199,46 @@ def planet_loss(
 
 def reward_sums(
     world: WorldModel,
-    belief: State,
+    belief: LatentState,
     latents: Tensor,
     candidates: Tensor,
     *,
     gamma: float,
     ends: bool,
 ) -> Tensor:
-    """The imagined rewards [B, K] of candidates [B, K, H, A] from beliefs [B, …].
+    """The sums of imagined rewards [B, K] of candidates [B, K, H, A] from beliefs [B, …].
 
-    `latents` [H, K, …] are the random numbers of their latents. With `ends`, a reward counts by the
-    chance that there is a future to earn it in.
+    `latents` [H, K, …] are the random numbers of their latents. With `ends`, a reward is weighted
+    by the probability that the episode has not ended before it.
     """
 
-    def step(rows: State, action: Tensor, t: int) -> tuple[State, Tensor]:
+    def step(rows: LatentState, action: Tensor, t: int) -> tuple[LatentState, Tensor]:
         drawn = torch.cat([latents[t]] * len(candidates))  # rows lie environment by environment
-        moved = world.rssm.imagine_step({key: rows[key] for key in BELIEF}, action, drawn)
+        moved = world.rssm.imagine_step({key: rows[key] for key in DETER_STOCH}, action, drawn)
         features = world.rssm.features(moved)
         reward = rows[WEIGHT] * world.reward.mean(features)
-        future = gamma * world.going_on(features) if ends else gamma
+        future = gamma * world.continue_probability(features) if ends else gamma
         return {**moved, WEIGHT: rows[WEIGHT] * future}, reward
 
     state = {**belief, WEIGHT: torch.ones(len(candidates), device=candidates.device)}
     return imagined_return(step, state, candidates)
 
 
-class PlaNet(WorldWorkflow):
+class PlaNet(Algorithm):
     """PlaNet: model-based; plans with CEM in a learned latent dynamics model (RSSM)."""
 
     Config: ClassVar[type | None] = PlaNetConfig
+    uses_network: ClassVar[bool] = False
+    roles: ClassVar[Roles] = WORLD_PARTS
     optimized: ClassVar[Optimized] = ("world_model",)
+    learns_from: ClassVar[LearnsFrom] = "sequences"
+    unit_actions: ClassVar[bool] = True
+    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
+    old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: PlaNetConfig
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build the model, its optimiser, and the streams of random numbers."""
+        """Build the learner of the world model, the update budget, and the random streams."""
         super().initialize(context)
         config, self.space = self.config, context.spec.action
         if isinstance(self.space, MultiDiscrete):
@@ -229,30 +250,45 @@ class PlaNet(WorldWorkflow):
                 f"algorithm.planner.type mppi plans Box actions, '{context.spec.id}' has Discrete: "
                 "use cem"
             )
-        self.world = WorldModel(config, context.spec, context.components).to(context.device)
-        self.optimizer = self.make_optimizer("world_model", self.world, planet_loss)
+        self.learner = Learner(
+            WorldModel(config, context.spec, context.components).to(context.device),
+            planet_loss,
+            config.optimizer,
+            compile=context.config.compute.compile == "on",
+            optimizer=torch_optimizer(context, "world_model"),
+        )
+        self.budget = UpdateBudget(config.learning_starts)
+        self.collect_steps = config.train_every
+        self.random_actions = RandomActions(self.space, context.rng.numpy("warm_up"))
         now = at(config, 0)
         self.exploration_noise, self.gamma = now.exploration_noise, now.gamma
         self.latent_rng = context.rng.torch("latents", context.device)
         self.plan_rng = context.rng.torch("planner", context.device)
         self.explore_rng = context.rng.numpy("exploration")
 
+    @property
+    def world(self) -> WorldModel:
+        """The world model."""
+        return cast(WorldModel, self.learner.module)
+
     # ------------------------------------------------------------------------------------- acting
 
-    def initial_state(self, batch: int) -> State:
-        """An empty belief, nothing done yet, and no plan."""
+    def initial_state(self, batch: int) -> LatentState:
+        """An empty belief, a previous action of zeros, and no plan."""
         device, size = self.context.device, vector_size(self.space)
-        state = self.world.rssm.initial(batch, device)
+        state: LatentState = self.world.rssm.initial(batch, device)
         state[PREVIOUS] = torch.zeros(batch, size, device=device)
         if self.config.planner.warm_start:
             state[PLAN] = self._no_plan(batch)
         return state
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
-        """Interact with the noise of this step."""
+        """Random actions until `learning_starts`, then planned ones with exploration noise."""
         now = at(self.config, step)
         self.exploration_noise, self.gamma = now.exploration_noise, now.gamma
-        return super().collect_step(step, phase=phase)
+        if step < self.config.learning_starts:
+            return self.collect(self.random_actions, phase)
+        return self.collect(self.act, phase)
 
     @torch.no_grad()
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
@@ -260,39 +296,29 @@ class PlaNet(WorldWorkflow):
         rng = self._fixed_rng() if deterministic else self.plan_rng
         belief = self.believe(obs, state, rng, deterministic=deterministic)
         found = self.plan(belief, state.get(PLAN), rng, shared=deterministic)
-        action = self._decided(found, obs)
+        action = self._first_action(found, obs)
         action = action if deterministic else self._explored(action, obs)
         after = {**belief, PREVIOUS: as_vector(self.space, action)}
         if PLAN in state:
-            after[PLAN] = self._later(found)
+            after[PLAN] = self._shifted(found)
         return Action(action, after)
 
-    def dream_policy(self) -> Callable[[State], Tensor]:
-        """Plans anew at each imagined step, as deterministic decisions do."""
-        plan: Tensor | None = None
-
-        def decide(belief: State) -> Tensor:
-            nonlocal plan
-            found = self.plan(belief, plan, self._fixed_rng(), shared=True)
-            plan = self._later(found) if self.config.planner.warm_start else None
-            return self._decided(found, None)
-
-        return decide
-
     def believe(
-        self, obs: Any, state: State, rng: torch.Generator, *, deterministic: bool
-    ) -> State:
-        """The state after this frame: a draw of the posterior, or its likeliest latent."""
+        self, obs: Any, state: LatentState, rng: torch.Generator, *, deterministic: bool
+    ) -> LatentState:
+        """The latent state after this frame: a sample of the posterior, or its mode."""
         rssm, count = self.world.rssm, len(first_leaf(obs))
-        going_on = torch.zeros(count, dtype=torch.bool, device=self.context.device)
+        no_reset = torch.zeros(count, dtype=torch.bool, device=self.context.device)
         noise = None if deterministic else rssm.noise((count,), rng)
-        before = {key: state[key] for key in BELIEF}
-        return rssm.observe(before, state[PREVIOUS], self.world.embed(obs), going_on, noise)[0]
+        before = {key: state[key] for key in DETER_STOCH}
+        after: LatentState
+        after, _ = rssm.observe(before, state[PREVIOUS], self.world.embed(obs), no_reset, noise)
+        return after
 
     def plan(
-        self, belief: State, first: Tensor | None, rng: torch.Generator, *, shared: bool
+        self, belief: LatentState, first: Tensor | None, rng: torch.Generator, *, shared: bool
     ) -> Plan:
-        """From beliefs [N, …]; with `shared` noise no environment can tell how many others are."""
+        """Plan from beliefs [N, …]; with `shared` noise the plan of one does not depend on N."""
         config, count = self.config.planner, len(first_leaf(belief))
         noise = planner_noise(
             config,
@@ -308,7 +334,7 @@ class PlaNet(WorldWorkflow):
             belief,
             latents,
             gamma=self.gamma,
-            ends=self.config.foresees_ends,
+            ends=self.config.predicts_ends,
         )
         first = self._no_plan(count) if first is None else first
         return plan_actions(
@@ -318,8 +344,8 @@ class PlaNet(WorldWorkflow):
     def _fixed_rng(self) -> torch.Generator:
         return torch.Generator(self.context.device).manual_seed(_FIXED_SEED)
 
-    def _later(self, found: Plan) -> Tensor:
-        """A plan one step later, for the next one to begin with."""
+    def _shifted(self, found: Plan) -> Tensor:
+        """The plan one step later: the first guess of the next one."""
         return (shifted_chances if isinstance(self.space, Discrete) else shifted)(found.mean)
 
     def _no_plan(self, batch: int) -> Tensor:
@@ -329,17 +355,17 @@ class PlaNet(WorldWorkflow):
     def _unknown_action(self) -> float:
         return 1 / self.space.n if isinstance(self.space, Discrete) else 0.0
 
-    def _decided(self, found: Plan, obs: Any) -> Tensor:
-        """The action that a plan means, in policy space [N, …]."""
+    def _first_action(self, found: Plan, obs: Any) -> Tensor:
+        """The first action of a plan, in policy space [N, …]."""
         if not isinstance(self.space, Discrete):
             return found.action.reshape(-1, *self.space.shape)
-        chances = found.action
+        probs = found.action
         if isinstance(obs, Mapping) and ACTION_MASK in obs:
-            chances = torch.where(obs[ACTION_MASK] != 0, chances, -1.0)
-        return chances.argmax(-1)
+            probs = torch.where(obs[ACTION_MASK] != 0, probs, -1.0)
+        return probs.argmax(-1)
 
     def _explored(self, action: Tensor, obs: Any) -> Tensor:
-        """Noise on what is done; the belief takes it as what was done."""
+        """Actions with exploration noise; the belief is updated with the noisy ones."""
         if not isinstance(self.space, Discrete):
             noise = torch.empty_like(action).normal_(generator=self.plan_rng)
             return (action + self.exploration_noise * noise).clamp(-1.0, 1.0)
@@ -352,38 +378,53 @@ class PlaNet(WorldWorkflow):
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
         """Sequences for all gradient steps that are due, [K, T, B, …]."""
         now = at(self.config, phase["step"])
-        due = self.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
-        if due == 0:
-            return None
-        found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
-        return {name: found[name] for name in USED}
+        sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}
+        found = sample_windows(buffer, self.budget, phase, now.replay_ratio, **sizes)
+        return None if found is None else {name: found[name] for name in USED}
 
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """One gradient step per batch of sequences. On a bad number all is as it was before."""
-        now, count = at(self.config, phase["step"]), len(batch[RESET])
-        steps = self.take_steps(count, lambda index: self.learn(picked(batch, index), now))
-        self.spend(count, phase, now.replay_ratio)
-        return {**averages(steps), "gradient_steps": self.gradient_steps}
+        """One gradient step per batch of sequences."""
+        now = at(self.config, phase["step"])
+        with all_or_nothing("PlaNet update", world_model=self.learner, budget=self.budget):
+            rows = minibatches(batch, self.budget, phase, now.replay_ratio)
+            steps = [self._step(each, now) for each in rows]
+        return {**averages(steps), "gradient_steps": self.budget.steps}
 
-    def learn(self, rows: Batch, now: PlaNetConfig) -> Metrics:
+    def _step(self, rows: Batch, now: PlaNetConfig) -> Metrics:
         """One gradient step on sequences [T, B, …]."""
         lead, device = tuple(rows[RESET].shape), self.context.device
-        noise = self.world.noise(lead, self.latent_rng)
-        far = None
+        noise, far = self.world.noise(lead, self.latent_rng), None
         if now.overshooting:
             far = self.world.noise((now.overshooting, *lead), self.latent_rng)
-        scales = {name: scalar(getattr(now, option), device) for name, option in SCALES.items()}
-        metrics = self.optimizer.step(
-            rows,
-            noise,
-            far,
-            scales,
-            **self.rates(now.learning_rate, now),
-        )
-        del metrics["gradient"]
-        metrics["model_loss"] = metrics.pop("loss")
-        return metrics
+        scales = {name: scalar(getattr(now, key), device) for name, key in SCALES.items()}
+        sizes = step_sizes(now.learning_rate, now.max_grad_norm, device)
+        step = self.learner.step(rows, noise, far, scales, **sizes)
+        return {**step.metrics, "model_loss": step.loss, "grad_norm": step.grad_norm}
 
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """One, of the model: there is nothing else to learn."""
-        return {"world": self.optimizer}
+    # -------------------------------------------------------------------------------- imagination
+
+    @property
+    def imagination(self) -> LatentImagination:
+        """How to roll the world model out."""
+        return LatentImagination(self.world, self.config.predicts_ends)
+
+    def imagine(self, *, horizon: int, **options: Any) -> Batch:
+        """Predict `horizon` steps with planned actions; see `open_loop.predict`."""
+        policy = self._imagined_policy()
+        return predict(self.imagination, policy, self.context, horizon, **options)
+
+    def _imagined_policy(self) -> Callable[[LatentState], Tensor]:
+        """The policy of one rollout: it plans at each step, as deterministic decisions do."""
+        plan: Tensor | None = None
+
+        def decide(belief: LatentState) -> Tensor:
+            nonlocal plan
+            found = self.plan(belief, plan, self._fixed_rng(), shared=True)
+            plan = self._shifted(found) if self.config.planner.warm_start else None
+            return self._first_action(found, None)
+
+        return decide
+
+    def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
+        """The newest episode, and an open-loop prediction of it."""
+        return newest_episode_pictures(self, self.world.spaces, OPEN_LOOP_STEPS)

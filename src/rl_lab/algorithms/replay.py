@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rl_lab.core.batch import INDEX, Batch, Metrics
 from rl_lab.core.clock import UpdateBudget
-from rl_lab.core.learner import Update, scalar
+from rl_lab.core.errors import UserError
+from rl_lab.core.learner import OptimizerFactory, Update, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.protocols import Phase, WorkflowContext
@@ -151,6 +152,23 @@ def sample_minibatches(
     return found
 
 
+def sample_windows(
+    buffer: Any,
+    budget: UpdateBudget,
+    phase: Phase,
+    replay_ratio: float,
+    *,
+    batch_size: int,
+    batch_length: int,
+) -> Batch | None:
+    """Windows [K, T, B, …] for all K gradient steps that are due; None if there are none."""
+    due = budget.due(phase, replay_ratio, ready=buffer.ready(batch_length))
+    if due == 0:
+        return None
+    found: Batch = buffer.sequences(batch_size, batch_length, due)
+    return found
+
+
 def minibatches(batch: Batch, budget: UpdateBudget, phase: Phase, ratio: float) -> Iterator[Batch]:
     """The K minibatches of a batch [K, …], each one counted as a gradient step."""
     for index in budget.take(len(first_leaf(batch)), phase, ratio):
@@ -164,6 +182,14 @@ def update_priorities(
     if INDEX in batch:
         buffer: Any = context.buffer(phase)
         buffer.reprioritize(batch[INDEX], torch.stack(list(errors)))
+
+
+def torch_optimizer(context: WorkflowContext, name: str) -> OptimizerFactory | None:
+    """The optimizer of `torch.optim` that `optimizers:` names for a part, if any."""
+    factory = context.optimizers.get(name)
+    if factory is not None and context.config.compute.compile == "on":
+        raise UserError(f"optimizers.{name} cannot be compiled: set compute.compile=off")
+    return factory
 
 
 def step_sizes(learning_rate: float, max_grad_norm: float, device: str) -> dict[str, Tensor]:
@@ -208,6 +234,13 @@ def require_positive(config: Any, *names: str) -> None:
         low, high = extremes(getattr(config, name))
         if low < 0 or high <= 0:
             raise ValueError(f"{name} must be positive, got {low:g}")
+
+
+def require_not_negative(config: Any, *names: str) -> None:
+    """Refuse options, or schedules of them, that are ever below zero."""
+    for name in names:
+        if (low := extremes(getattr(config, name))[0]) < 0:
+            raise ValueError(f"{name} must be 0 or more, got {low:g}")
 
 
 def averages(steps: Sequence[Metrics]) -> Metrics:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_lab.algorithms.base import Workflow
 from rl_lab.algorithms.dreamer.images import is_picture
-from rl_lab.algorithms.dreamer.imagination import CONTINUES, SEEN, foresight_pictures
+from rl_lab.algorithms.dreamer.open_loop import CONTINUES, SEEN, open_loop_pictures
 from rl_lab.algorithms.dreamer.world_model import parts_of
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, PREVIOUS_ACTION, RESET, REWARD, Batch, Obs
@@ -71,7 +71,7 @@ def imagine_run(loaded: LoadedPolicy, horizon: int) -> Imagined:
     actions = rest[PREVIOUS_ACTION]
     foreseen = workflow.imagine(horizon=len(actions), seen=seen, actions=actions)
     spaces = parts_of(loaded.context.spec.observation)
-    pictures = foresight_pictures(spaces, rest[OBS], foreseen[OBS])
+    pictures = open_loop_pictures(spaces, rest[OBS], foreseen[OBS])
     truth = {OBS: rest[OBS], REWARD: rest[REWARD]}
     return Imagined(truth, foreseen, pictures, any(map(is_picture, spaces.values())))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rl_lab.core.batch import Action, Array, Batch, CollectResult, Obs, Step
 from rl_lab.core.schema import RunConfig
@@ -171,6 +171,22 @@ class Collector(Stateful, Protocol):
 
         For environments that cannot be put back (level E3), and for candidates that are compared:
         with new seeds, the next rollout begins with what they play.
+        """
+
+
+class Imagination(Protocol):
+    """How to roll a world model out, N rollouts at once. States are trees of tensors [N, …]."""
+
+    def start(self, seen: Batch, generator: Generator) -> Any:
+        """The states after the last of real frames [T, N, …]; latents may be sampled."""
+
+    def step(self, state: Any, action: Any, generator: Generator) -> tuple[Any, Tensor, Tensor]:
+        """After actions [N, …]: the states, rewards [N], and continue probabilities [N]."""
+
+    def decode(self, state: Any) -> Any:
+        """The observations of states: images [N, C, H, W] in [0, 1], vectors in their own units.
+
+        A tensor, or one for each part of the observation, by name.
         """
 
 

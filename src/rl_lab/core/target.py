@@ -23,35 +23,6 @@ def network(frozen: Frozen, twin: nn.Module) -> Callable[..., Any]:
     return lambda *inputs, **options: functional_call(twin, weights, inputs, options)
 
 
-class _Lent(nn.Module):
-    """Modules side by side, and a function that uses them."""
-
-    def __init__(self, function: Callable[..., Any], modules: tuple[nn.Module, ...]) -> None:
-        super().__init__()
-        self.function, self.parts = function, nn.ModuleList(modules)
-
-    def forward(self, *arguments: Any) -> Any:
-        return self.function(*self.parts, *arguments)
-
-
-def lending(function: Callable[..., Any], *modules: nn.Module) -> Callable[..., Any]:
-    """`function(*modules, *arguments)` as a pure function of `(weights, *arguments)`.
-
-    `weights` has the tensors of each module by name: for the call, they are its own.
-    """
-    holder = _Lent(function, modules)
-
-    def call(weights: tuple[dict[str, Tensor], ...], *arguments: Any) -> Any:
-        named = {
-            f"parts.{index}.{name}": each
-            for index, own in enumerate(weights)
-            for name, each in own.items()
-        }
-        return functional_call(holder, named, arguments)
-
-    return call
-
-
 class Target:
     """A frozen copy of a module whose parameters are one vector, so that following is one pass.
 

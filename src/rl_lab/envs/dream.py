@@ -1,9 +1,9 @@
 """A world model as an environment: Gymnasium's API, and nothing real behind it.
 
-    env = DreamEnv(workflow, starts, observation_space, action_space)
+    env = DreamEnv(algorithm, starts, observation_space, action_space)
 
-`workflow` is an algorithm that dreams (`world_models`, `dreamer_v3`, …), `starts` are real frames
-[T, M, …] as a sequence buffer gives them; each episode begins after one of the M windows.
+`algorithm` has a world model (`world_models`, `dreamer_v3`, …), `starts` are real frames [T, M, …]
+as a sequence buffer gives them; each episode begins after one of the M windows.
 """
 
 from collections.abc import Mapping
@@ -13,57 +13,46 @@ import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from rl_lab.core.batch import Array, Batch
 from rl_lab.core.errors import UserError
+from rl_lab.core.protocols import Imagination
 from rl_lab.core.tree import first_leaf, map_leaves, picked
 from rl_lab.envs.spaces import channel_axis
 
-State = Any  # of a dream: a tree of tensors [N, …]
 _SMALLEST = 4  # pixels: to a model, an image that is not larger is a vector
 
 
-class Dreams(Protocol):
-    """What a workflow must offer to be dreamt in. N dreams at once."""
+class HasImagination(Protocol):
+    """An algorithm with a world model."""
 
-    def begin_dream(self, seen: Batch, generator: torch.Generator) -> State:
-        """Where the model stands at the last of real frames [T, N, …]; latents may be drawn."""
-
-    def dream_step(
-        self, state: State, action: object, generator: torch.Generator
-    ) -> tuple[State, Tensor, Tensor]:
-        """After actions [N, …]: the state, rewards [N], and chances to go on [N]."""
-
-    def look(self, state: State) -> Any:
-        """What states look like: images [N, C, H, W] in [0, 1], vectors in their own units.
-
-        A tensor, or one for each part of the observation, by name.
-        """
+    @property
+    def imagination(self) -> Imagination:
+        """How to roll the model out."""
 
 
 class DreamEnv(gym.Env[Any, Any]):
     """Acts, frames and rewards of the model. Actions are in the units of its policy.
 
-    An episode terminates by the chance that the model gives it, and is truncated after
-    `max_episode_steps`. The same seed gives the same dream for the same actions.
+    An episode terminates with the probability that the model predicts, and is truncated after
+    `max_episode_steps`. The same seed gives the same episode for the same actions.
     """
 
     def __init__(
         self,
-        workflow: Dreams,
+        algorithm: HasImagination,
         starts: Batch,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
         max_episode_steps: int = 1000,
         render_mode: str | None = None,
     ) -> None:
-        self.workflow, self.starts = workflow, starts
+        self.algorithm, self.starts = algorithm, starts
         self.observation_space, self.action_space = observation_space, action_space
         self.max_episode_steps = max_episode_steps
         self.render_mode = render_mode
         self.generator: torch.Generator | None = None
-        self.state: State = None
+        self.state: Any = None  # of the model: a tree of tensors [1, …]
         self.elapsed = 0
 
     def reset(
@@ -75,18 +64,19 @@ class DreamEnv(gym.Env[Any, Any]):
         window = int(self.np_random.integers(self.starts["reset"].shape[1]))
         seen = map_leaves(lambda leaf: leaf[:, window : window + 1], self.starts)
         first = torch.Generator().manual_seed(int(self.np_random.integers(2**31)))
-        self.state = self.workflow.begin_dream(seen, first)
+        self.state = self.algorithm.imagination.start(seen, first)
         self.generator = torch.Generator(first_leaf(self.state).device).manual_seed(luck)
         self.elapsed = 0
         return self._frame(), {}
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """What the model makes of it."""
+        """One imagined step."""
         assert self.generator is not None, "reset comes first"
         rows = torch.as_tensor(np.asarray(action)).unsqueeze(0)
-        self.state, reward, going_on = self.workflow.dream_step(self.state, rows, self.generator)
+        imagination = self.algorithm.imagination
+        self.state, reward, continues = imagination.step(self.state, rows, self.generator)
         self.elapsed += 1
-        chance = float(going_on)
+        chance = float(continues)
         terminated = bool(self.np_random.random() >= chance)
         truncated = not terminated and self.elapsed >= self.max_episode_steps
         return self._frame(), float(reward), terminated, truncated, {"continues": chance}
@@ -96,7 +86,9 @@ class DreamEnv(gym.Env[Any, Any]):
         return self._frame()
 
     def _frame(self) -> Any:
-        return as_shown(self.observation_space, picked(self.workflow.look(self.state), 0))
+        return as_shown(
+            self.observation_space, picked(self.algorithm.imagination.decode(self.state), 0)
+        )
 
 
 def as_shown(space: gym.Space[Any], looks: Any, name: str = "") -> Any:

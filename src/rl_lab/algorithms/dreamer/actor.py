@@ -23,7 +23,7 @@ _RAW_STD = math.log(math.expm1(5.0))  # softplus of it is 5: what a squashed one
 _SMALLEST_STD, _MEAN_SCALE = 1e-4, 5.0  # of a squashed one (Dreamer v1)
 
 
-class WorldActor(Head):
+class LatentActor(Head):
     """Features to actions. Box actions are normal with a bounded mean, or squashed by tanh."""
 
     def __init__(
@@ -42,11 +42,11 @@ class WorldActor(Head):
         self.sizes = space.nvec if isinstance(space, MultiDiscrete) else (size,)
 
     def noise(self, lead: tuple[int, ...], generator: Generator) -> Tensor:
-        """The random numbers of that many actions."""
+        """The random numbers of `lead` sampled actions."""
         return action_noise(self.space, lead, generator)
 
     def draw(self, features: Tensor, noise: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The action vectors [..., A] that the noise chooses; gradients reach the features.
+        """Sample action vectors [..., A] by the noise; gradients reach the features.
 
         A mask [..., A] has 0 where an index is forbidden.
         """
@@ -57,18 +57,18 @@ class WorldActor(Head):
             )
         log_probs = self._log_probs(raw)
         chosen = self._one_hot(log_probs - noise.log(), mask)
-        chances = log_probs.exp()
-        return chosen + (chances - chances.detach())
+        probs = log_probs.exp()
+        return chosen + (probs - probs.detach())
 
     def mode(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """The likeliest action vectors [..., A]."""
+        """The most probable action vectors [..., A]."""
         raw = self(features)
         if self.is_box:
             return self._squash(raw).mode() if self.squashed else self._normal(raw).mode()
         return self._one_hot(self._log_probs(raw), mask)
 
-    def judge(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability of action vectors, and the entropy: both [...]. Not if squashed."""
+    def evaluate_actions(self, features: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability of action vectors, and the entropy: both [...]. Undefined if squashed."""
         raw = self(features)
         if self.is_box:
             normal = self._normal(raw)

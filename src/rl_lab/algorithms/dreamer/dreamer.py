@@ -1,42 +1,51 @@
 """Dreamer: learn a world model from replayed sequences, and a policy inside it.
 
 Reads top to bottom: configs of v3, v2 and v1 (Hafner et al. 2023, 2021, 2020), the loss of the
-world model, the losses of actor and critic, workflow. Time runs in arrival form: row t is a frame,
-with the action that led to it and the reward that came with it.
+world model, the losses of actor and critic, the algorithm. Time runs in arrival form: row t is a
+frame, with the action that led to it and the reward that came with it.
 
 Departures from the papers are listed in docs/algorithms/dreamer.md. The largest: free nats are per
 step in all versions; v1 and v2 also differentiate through what the policy sees; v2's policy over a
 Box is a normal with a bounded mean; features are cut off from v3's value loss on replayed rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Optimized, Roles
-from rl_lab.algorithms.dreamer.actor import WorldActor
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.imagination import (
-    Dreamed,
-    Lesson,
+    ActorCriticBatch,
+    CriticTargets,
+    ReturnPercentiles,
     Returns,
-    learn_in_dreams,
-    replayed_lesson,
+    actor_critic_batch,
+    replayed_targets,
 )
-from rl_lab.algorithms.dreamer.rssm import State
-from rl_lab.algorithms.dreamer.world_learning import (
-    BELIEF,
-    DREAMER_PARTS,
-    WorldConfig,
-    WorldWorkflow,
+from rl_lab.algorithms.dreamer.open_loop import (
+    LatentImagination,
+    newest_episode_pictures,
+    predict,
 )
-from rl_lab.algorithms.dreamer.world_learning import require_not_negative as not_negative
-from rl_lab.algorithms.dreamer.world_model import Scalar, WorldModel
-from rl_lab.algorithms.replay import averages, require_positive
-from rl_lab.core.actions import as_vector, vector_size
+from rl_lab.algorithms.dreamer.rssm import DETER_STOCH, RSSM, LatentState
+from rl_lab.algorithms.dreamer.world_config import WorldConfig
+from rl_lab.algorithms.dreamer.world_model import WORLD_PARTS, Scalar, WorldModel
+from rl_lab.algorithms.replay import (
+    BUDGET_NAMES,
+    averages,
+    require_chances,
+    require_not_negative,
+    require_positive,
+    sample_windows,
+    step_sizes,
+    torch_optimizer,
+)
+from rl_lab.core.actions import RandomActions, as_vector, vector_size
 from rl_lab.core.batch import (
     ACTION_MASK,
     INDEX,
@@ -50,34 +59,57 @@ from rl_lab.core.batch import (
     CollectResult,
     Metrics,
 )
-from rl_lab.core.clock import Earned
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.compiled import Compiled
-from rl_lab.core.optim import FlatOptimizer, LaPropConfig, Loss, OptimizerConfig, scalar
+from rl_lab.core.learner import Learner, Loss, Update, all_or_nothing, scalar
+from rl_lab.core.optim import LaPropConfig, OptimizerConfig
 from rl_lab.core.options import option, section, with_defaults
+from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import lambda_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box
-from rl_lab.core.target import Target, lending
 from rl_lab.core.tree import picked, rows_at
 
-SCALES = {
+DREAMER_PARTS = {  # roles of `components:`, and what is called of each
+    **WORLD_PARTS,
+    "actor": ("draw", "mode", "evaluate_actions", "to_action", "noise", "is_box", "squashed"),
+    "critic": ("mean", "loss"),
+    "returns": (),
+}
+MODEL_SCALES = {
     "dynamics": "dynamics_scale",
     "posterior": "posterior_scale",
     "free_nats": "free_nats",
     "reward": "reward_scale",
     "continue": "continue_scale",
 }
-JUDGING = {
+RETURN_SCALES = {
     "gamma": "gamma",
     "lambda": "return_lambda",
     "normalizer": "normalizer_rate",
     "replay": "replay_value_scale",
     "slow": "slow_regularizer",
 }
-FRAME = "frame"  # of a policy's memory: how many it has seen of the episode
-FIXED = 1024  # frames of an episode whose latents are drawn by numbers of their own
-FROM_REPLAY = (REWARD, TERMINATED, TRUNCATED, RESET)  # what the controller wants of a window
+# Today's names of saved state, and those in checkpoints of earlier versions.
+OLD_NAMES = {
+    "world_learner.module": "world",
+    "world_learner.optimizer": "world_optimizer",
+    "actor_learner.module": "actor",
+    "actor_learner.optimizer": "actor_optimizer",
+    "critic_learner.module": "critic",
+    "critic_learner.target": "slow_critic",
+    "critic_learner.optimizer": "critic_optimizer",
+    "return_percentiles.value": "values.spread",
+    **BUDGET_NAMES,
+    "controller_budget.steps": "values.controller_steps",
+    "controller_budget.seen": "controls_earned.seen",
+    "controller_budget.parts": "controls_earned.parts",
+}
+FRAME = "frame"  # of a policy's memory: the number of frames since the episode began
+FIXED = 1024  # frames of an episode with their own fixed noise in deterministic decisions
+FROM_REPLAY = (REWARD, TERMINATED, TRUNCATED, RESET)  # what actor and critic use of a window
+OPEN_LOOP_STEPS = 15  # frames of a picture's open-loop prediction, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,14 +162,11 @@ class DreamerV3Config(WorldConfig):
         super().__post_init__()
         require_positive(self, "model_rate", "actor_rate", "critic_rate")
         weights = ("entropy", "exploration_noise", "slow_regularizer", "replay_value_scale")
-        not_negative(self, *SCALES.values(), *weights)
+        require_not_negative(self, *MODEL_SCALES.values(), *weights)
         for name, least in {"horizon": 1, "slow_every": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("return_lambda", "actor_unimix", "normalizer_rate", "slow_rate"):
-            low, high = extremes(getattr(self, name))
-            if not 0.0 <= low <= high <= 1.0:
-                raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
+        require_chances(self, "return_lambda", "actor_unimix", "normalizer_rate", "slow_rate")
         if self.squashed and self.actor_gradient == "reinforce":
             raise ValueError("squashed needs actor_gradient dynamics: it has no exact density")
         if self.squashed and extremes(self.entropy)[1] > 0:
@@ -162,192 +191,220 @@ DreamerV1Config = with_defaults(
 def balanced_kl(
     world: WorldModel, posterior: Tensor, prior: Tensor, free_nats: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The KL [T, B] that moves the prior towards the posterior, and the one that does the reverse.
+    """KL [T, B] with a gradient for the prior only, and with one for the posterior only.
 
-    Latents are summed first; what is below the free nats then counts as them, and moves nothing.
+    Latents are summed first; a sum below the free nats is replaced by them and has no gradient.
     """
     to_prior = world.rssm.kl(posterior.detach(), prior)
     to_posterior = world.rssm.kl(posterior, prior.detach())
     return torch.maximum(to_prior, free_nats), torch.maximum(to_posterior, free_nats)
 
 
-def world_loss(
-    world: WorldModel, batch: Batch, start: State, noise: Tensor, scales: dict[str, Tensor]
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What the model did not foresee of sequences [T, B, …]. The states [T, B, …] come too."""
-    seen = world.learn_from(start, batch, noise)
+def world_model_loss(
+    world: WorldModel, batch: Batch, start: LatentState, noise: Tensor, scales: dict[str, Tensor]
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Prediction losses and KL of sequences [T, B, …]; `aux` has the latent states [T, B, …]."""
+    seen = world.prediction_losses(start, batch, noise)
     kl = balanced_kl(world, seen.posterior, seen.prior, scales["free_nats"])
     means = {name: each.mean() for name, each in seen.losses.items()}
     loss = scales["dynamics"] * kl[0].mean() + scales["posterior"] * kl[1].mean()
     for name, mean in means.items():
         loss = loss + (scales[name] * mean if name in scales else mean)
     plain = world.rssm.kl(seen.posterior, seen.prior).mean()
-    return loss, {**means, "kl": plain, **seen.states}
+    return loss, {**means, "kl": plain}, seen.states
 
 
 def reinforce_loss(
-    actor: WorldActor,
+    actor: LatentActor,
     features: Tensor,
     action: Tensor,
     advantage: Tensor,
     weight: Tensor,
     entropy_scale: Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Score-function gradients: what turned out better than expected becomes likelier."""
-    log_prob, entropy = actor.judge(features, action)
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Policy gradient by the score function: log π(a) · advantage, and the entropy bonus."""
+    log_prob, entropy = actor.evaluate_actions(features, action)
     loss = -(weight * (log_prob * advantage + entropy_scale * entropy)).mean()
-    return loss, {"entropy": entropy.mean()}
+    return loss, {"entropy": entropy.mean()}, {}
+
+
+def dynamics_loss(
+    actor: LatentActor,
+    entropy_scale: Tensor,
+    *imagination: Any,
+    imagine: Any,
+    normalize_returns: bool,
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Policy gradient through the world model: the returns of an imagined rollout.
+
+    `aux` has the critic's targets and the updated percentiles of returns.
+    """
+    batch: ActorCriticBatch = imagine(actor, *imagination)
+    targets = batch.critic
+    gain = targets.returns
+    if normalize_returns:
+        gain = normalized(gain, batch.percentiles)
+    metrics = {}
+    if not actor.squashed:  # a squashed one has no entropy in closed form
+        entropy = actor.evaluate_actions(targets.features.detach(), batch.action.detach())[1]
+        gain = gain + entropy_scale * entropy
+        metrics["entropy"] = entropy.mean()
+    aux = {name: each for name, each in targets._asdict().items() if each is not None}
+    return -(targets.weight * gain).mean(), metrics, {**aux, "percentiles": batch.percentiles}
 
 
 def critic_loss(
     critic: Scalar,
-    dreams: Lesson,
+    imagined: CriticTargets,
     rows: Batch | None,
     scales: dict[str, Tensor],
     returns: Returns = lambda_return,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Values that foresee returns, of dreams and of real rows; near the slow critic's, if any."""
-    lessons: list[tuple[Lesson, float | Tensor]] = [(dreams, 1.0)]
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Regression on returns of imagined and of replayed rows, regularized to the target network."""
+    parts: list[tuple[CriticTargets, float | Tensor]] = [(imagined, 1.0)]
     if rows is not None:
         gamma, lambda_ = scales["gamma"], scales["lambda"]
-        replayed = replayed_lesson(rows, dreams, gamma=gamma, lambda_=lambda_, returns=returns)
-        lessons.append((replayed, scales["replay"]))
-    loss = torch.zeros((), device=dreams.returns.device)
-    for lesson, scale in lessons:
-        if lesson.slow is None:
-            wrong = critic.loss(lesson.features, lesson.returns)[0]
+        replayed = replayed_targets(rows, imagined, gamma=gamma, lambda_=lambda_, returns=returns)
+        parts.append((replayed, scales["replay"]))
+    loss = torch.zeros((), device=imagined.returns.device)
+    for targets, scale in parts:
+        if targets.target_values is None:
+            error = critic.loss(targets.features, targets.returns)[0]
         else:
-            wrong, astray = critic.loss(lesson.features, lesson.returns, lesson.slow)
-            wrong = wrong + scales["slow"] * astray
-        loss = loss + scale * (lesson.weight * wrong).mean()
-    return loss, {}
+            error, distance = critic.loss(targets.features, targets.returns, targets.target_values)
+            error = error + scales["slow"] * distance
+        loss = loss + scale * (targets.weight * error).mean()
+    return loss, {}, {}
 
 
-def scaled(gain: Tensor, spread: Tensor, config: DreamerV3Config) -> Tensor:
-    """Gains by the spread of returns, unless that is below 1."""
-    return gain / (spread[1] - spread[0]).clamp(min=1.0) if config.normalize_returns else gain
+def normalized(gain: Tensor, percentiles: Tensor) -> Tensor:
+    """Returns or advantages divided by the distance of the percentiles, if that is above 1."""
+    return gain / (percentiles[1] - percentiles[0]).clamp(min=1.0)
 
 
-def dynamics_loss(
-    actor: WorldActor,
-    weights: Any,
-    entropy_scale: Tensor,
-    *dreaming: Any,
-    learn: Callable[..., Dreamed],
-    config: DreamerV3Config,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Gradients through the model: actions move where dreams go, and what they bring."""
-    found = learn(weights, actor, *dreaming)
-    lesson = found.lesson
-    gain = scaled(lesson.returns, found.spread, config)
-    metrics = {name: each for name, each in lesson._asdict().items() if each is not None}
-    metrics["spread"] = found.spread
-    if not actor.squashed:  # a squashed one has no entropy in closed form
-        entropy = actor.judge(lesson.features.detach(), found.action.detach())[1]
-        gain = gain + entropy_scale * entropy
-        metrics["entropy"] = entropy.mean()
-    return -(lesson.weight * gain).mean(), metrics
-
-
-class Dreamer(WorldWorkflow):
+class Dreamer(Algorithm):
     """Dreamer v3: model-based actor-critic that learns in imagination; discrete latents, symlog."""
 
     Config: ClassVar[type | None] = DreamerV3Config
+    uses_network: ClassVar[bool] = False
     roles: ClassVar[Roles] = DREAMER_PARTS
     optimized: ClassVar[Optimized] = ("world_model", "actor", "critic")
+    learns_from: ClassVar[LearnsFrom] = "sequences"
+    unit_actions: ClassVar[bool] = True
     phases: ClassVar[list[dict[str, Any]]] = [{"name": "train", "hooks": ["collect", "update"]}]
     defaults: ClassVar[Mapping[str, Any]] = {
         "buffers": {"replay": {"type": "sequence", "online": True, "latents": True}}
     }
+    old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: DreamerV3Config
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build the world model, the actor and both critics, and their optimisers."""
+        """Build the learners of world model, actor and critic, the budgets and random streams."""
         super().initialize(context)
         config, space, parts = self.config, context.spec.action, context.components
-        self.world = WorldModel(config, context.spec, parts).to(context.device)
-        inputs, is_box = self.world.feature_dim, isinstance(space, Box)
+        is_box, returns = isinstance(space, Box), parts.get("returns", lambda_return)
+        world = WorldModel(config, context.spec, parts).to(context.device)
+        actor = parts.get("actor", LatentActor)(
+            world.feature_dim,
+            space,
+            config,
+            unimix=config.actor_unimix,
+            squashed=config.squashed and is_box,
+        ).to(context.device)
+        critic = parts.get("critic", Scalar)(world.feature_dim, config).to(context.device)
+        imagine = partial(
+            actor_critic_batch,
+            returns=returns,
+            slow_target=config.slow_target,
+            slow_regularizer=bool(config.slow_regularizer),
+            normalize_returns=config.normalize_returns,
+            ends=config.predicts_ends,
+        )
+        compiled = context.config.compute.compile == "on"
         self.dynamics_gradient = config.actor_gradient == "dynamics" or (
             config.actor_gradient == "auto" and is_box
         )
-        more = {"unimix": config.actor_unimix, "squashed": config.squashed and is_box}
-        actor = parts.get("actor", WorldActor)(inputs, space, config, **more)
-        self.actor = actor.to(context.device)
-        self.critic = parts.get("critic", Scalar)(inputs, config).to(context.device)
-        self.slow_critic = Target(self.critic)
-        compiled = context.config.compute.compile == "on"
-        self.world_optimizer = self.make_optimizer("world_model", self.world, world_loss)
-        returns = parts.get("returns", lambda_return)
-        learn = partial(
-            learn_in_dreams,
-            returns=returns,
-            slow_target=config.slow_target,
-            near_slow=bool(config.slow_regularizer),
-            follow_spread=config.normalize_returns,
-            ends=config.foresees_ends,
-        )
-        judges = (self.world, self.critic, self.slow_critic.module)
-        loss: Loss = reinforce_loss
+        actor_loss: Loss = reinforce_loss
         if self.dynamics_gradient:
-            loss = partial(dynamics_loss, learn=lending(learn, *judges), config=config)
+            normalize = config.normalize_returns
+            actor_loss = partial(dynamics_loss, imagine=imagine, normalize_returns=normalize)
         else:
-            pure = lending(learn, *judges, self.actor)
-            self.learn_in_dreams = Compiled(pure, "dreams") if compiled else pure
-        self.actor_optimizer = self.make_optimizer("actor", self.actor, loss)
-        values_loss = partial(critic_loss, returns=returns)
-        self.critic_optimizer = self.make_optimizer("critic", self.critic, values_loss)
-        self.spread = torch.zeros(2, device=context.device)  # low and high percentile of returns
+            self.imagine_batch = Compiled(imagine, "imagination") if compiled else imagine
+
+        def learner(name: str, module: torch.nn.Module, loss: Loss, target: bool) -> Learner:
+            factory = torch_optimizer(context, name)
+            return Learner(
+                module, loss, config.optimizer, compile=compiled, target=target, optimizer=factory
+            )
+
+        self.world_learner = learner("world_model", world, world_model_loss, target=False)
+        self.actor_learner = learner("actor", actor, actor_loss, target=False)
+        regression = partial(critic_loss, returns=returns)
+        self.critic_learner = learner("critic", critic, regression, target=True)
+        self.return_percentiles = ReturnPercentiles(context.device)
+        self.budget = UpdateBudget(config.learning_starts)  # of the world model, and of `update`
+        self.controller_budget = UpdateBudget(config.learning_starts)
+        self.starts: Batch = {}  # states of the last windows, in which imagination starts
+        self.collect_steps = config.train_every
         self.exploration_noise = at(config, 0).exploration_noise
-        self.controls_earned = Earned(seen=config.learning_starts)
-        self.controller_steps = 0
-        self.starts: Batch = {}  # states of the last windows, for dreams to begin in
+        self.random_actions = RandomActions(space, context.rng.numpy("warm_up"))
         self.model_rng = context.rng.torch("world_model", context.device)
-        self.dream_rng = context.rng.torch("dream", context.device)
+        self.imagination_rng = context.rng.torch("dream", context.device)
         self.action_rng = context.rng.torch("action", context.device)
         constant = torch.Generator(context.device).manual_seed(0)
-        self.fixed_noise = partial(rows_at, self.world.noise((FIXED,), constant))
+        self.fixed_noise = partial(rows_at, world.noise((FIXED,), constant))
 
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """Three."""
-        return {
-            "world model": self.world_optimizer,
-            "actor": self.actor_optimizer,
-            "critic": self.critic_optimizer,
-        }
+    @property
+    def world(self) -> WorldModel:
+        """The world model."""
+        return cast(WorldModel, self.world_learner.module)
 
-    def slow(self) -> list[Tensor]:
-        """The slow critic, and what returns are scaled by."""
-        return [self.slow_critic.flat, self.spread]
+    @property
+    def actor(self) -> LatentActor:
+        """The policy."""
+        return cast(LatentActor, self.actor_learner.module)
 
-    # ------------------------------------------------------------ acting
+    @property
+    def critic(self) -> Scalar:
+        """The values."""
+        return cast(Scalar, self.critic_learner.module)
 
-    def initial_state(self, batch: int) -> State:
-        """No memory, and nothing done yet."""
+    @property
+    def target_critic(self) -> Scalar:
+        """The target network of the critic."""
+        return cast(Scalar, self.critic_learner.target)
+
+    # ------------------------------------------------------------------------------------- acting
+
+    def initial_state(self, batch: int) -> LatentState:
+        """An empty memory, a previous action of zeros, and frame number 0."""
         device = self.context.device
         action = torch.zeros(batch, vector_size(self.context.spec.action), device=device)
         frame = torch.zeros(batch, dtype=torch.int64, device=device)
         return {**self.world.rssm.initial(batch, device), "action": action, FRAME: frame}
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
-        """Interact with the noise of this step."""
+        """Random actions until `learning_starts`, then the policy's with exploration noise."""
         self.exploration_noise = at(self.config, step).exploration_noise
-        return super().collect_step(step, phase=phase)
+        if step < self.config.learning_starts:
+            return self.collect(self.random_actions, phase)
+        return self.collect(self.act, phase)
 
     @torch.no_grad()
-    def act(self, obs: Any, state: State, *, deterministic: bool) -> Action:
-        """Look, remember, decide. Greedily: the likeliest action.
+    def act(self, obs: Any, state: LatentState, *, deterministic: bool) -> Action:
+        """Update the latent state with the frame, then sample an action or take its mode.
 
-        Latents are drawn even then, by numbers that depend on the frame's place in the episode: the
-        likeliest categories of all latents together may be a state that the policy never saw.
+        Deterministic decisions sample latents too, by noise that depends on the frame's number in
+        the episode: the modes of all latents together may be a state that the policy never saw.
         """
         embed = self.world.embed(obs)
         count = len(embed)
-        going_on = torch.zeros(count, dtype=torch.bool, device=embed.device)
+        no_reset = torch.zeros(count, dtype=torch.bool, device=embed.device)
         if deterministic:
             noise = self.fixed_noise(state[FRAME])
         else:
             noise = self.world.noise((count,), self.action_rng)
-        latent, _ = self.world.rssm.observe(state, state["action"], embed, going_on, noise)
+        latent, _ = self.world.rssm.observe(state, state["action"], embed, no_reset, noise)
         features = self.world.rssm.features(latent)
         mask = obs.get(ACTION_MASK) if isinstance(obs, Mapping) else None
         if deterministic:
@@ -356,156 +413,229 @@ class Dreamer(WorldWorkflow):
             vector = self.actor.draw(features, self.actor.noise((count,), self.action_rng), mask)
             vector = self._explored(vector, obs)
         after = {**latent, "action": vector, FRAME: state[FRAME] + 1}
-        return Action(self.actor.to_action(vector), after, self.found_states(latent))
-
-    def dream_policy(self) -> Callable[[State], Tensor]:
-        """The likeliest action in each state."""
-        return lambda state: self.actor.to_action(self.actor.mode(self.world.rssm.features(state)))
+        return Action(self.actor.to_action(vector), after, self._stored_latents(latent))
 
     def _explored(self, vector: Tensor, obs: Any) -> Tensor:
+        """Action vectors with exploration noise, or some of them replaced by random actions."""
         if not self.exploration_noise:
             return vector
         if self.actor.is_box:
             noise = torch.empty_like(vector).normal_(generator=self.action_rng)
             return (vector + self.exploration_noise * noise).clamp(-1, 1)
-        anything = torch.as_tensor(self.warm_up(obs, None, deterministic=False).action)
+        random = torch.as_tensor(self.random_actions(obs, None, deterministic=False).action)
         drawn = torch.rand(len(vector), 1, generator=self.action_rng, device=vector.device)
-        other = as_vector(self.context.spec.action, anything.to(vector.device))
+        other = as_vector(self.context.spec.action, random.to(vector.device))
         return torch.where(drawn < self.exploration_noise, other, vector)
 
-    # ------------------------------------------------------------ learning
+    def _stored_latents(self, latent: LatentState) -> dict[str, Tensor]:
+        """The latent states after each frame, for a buffer that stores them."""
+        buffers = self.context.config.buffers.values()
+        if not any(getattr(each, "latents", False) for each in buffers):
+            return {}
+        return {LATENT: torch.cat([latent[key] for key in DETER_STOCH], -1)}
+
+    # ----------------------------------------------------------------------------------- learning
 
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
-        """Windows for the world model; for the controller alone, the states that it left."""
+        """Windows [K, T, B, …]; for `update_controller` the latent states of windows."""
         now = at(self.config, phase["step"])
         controls = hook == "update_controller"
-        account = self.controls_earned if controls else self.earned
-        due = self.due(phase, now.replay_ratio, account, ready=buffer.ready(now.batch_length))
-        if controls and self.starts:
+        budget = self.controller_budget if controls else self.budget
+        if controls and self.starts:  # as many as the world model has just learned from
+            budget.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
             return self.starts
-        if due == 0:
-            return None
-        windows = buffer.sequences(now.batch_size, now.batch_length, due)
-        return self._observed(windows) if controls else windows
+        sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}
+        windows = sample_windows(buffer, budget, phase, now.replay_ratio, **sizes)
+        return self._observed(windows) if controls and windows is not None else windows
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """For each batch of windows, a step of the world model and one of actor and critic."""
-        return self._learn_windows(batch, phase, control=True)
+        """Per batch of windows one step of the world model, then one of actor and critic."""
+        now = at(self.config, phase["step"])
+        steps, states = [], []
+        with all_or_nothing("Dreamer update", **self._trained()):
+            for windows, start, noise in self._windows(batch, phase, now):
+                model = self._world_model_step(windows, start, noise, now)
+                self.controller_budget.steps += 1
+                behavior = self._actor_critic_step({**windows, **model.aux}, now)
+                steps.append({**_named(model, "model"), **behavior})
+                states.append(model.aux)
+        self._store_states(batch, states, phase)
+        self.starts = {}
+        return {**averages(steps), "gradient_steps": self.budget.steps}
 
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
         """One step per batch of windows; their states are kept for `update_controller`."""
-        return self._learn_windows(batch, phase, control=False)
+        now = at(self.config, phase["step"])
+        steps, states = [], []
+        with all_or_nothing("Dreamer update", **self._trained()):
+            for windows, start, noise in self._windows(batch, phase, now):
+                model = self._world_model_step(windows, start, noise, now)
+                steps.append(_named(model, "model"))
+                states.append(model.aux)
+        found = self._store_states(batch, states, phase)
+        self.starts = {key: batch[key] for key in FROM_REPLAY} | found
+        return {**averages(steps), "gradient_steps": self.budget.steps}
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """One step of actor and critic for each set of states, in dreams that begin there."""
+        """One step of actor and critic per set of states, in imagination that starts there."""
         now = at(self.config, phase["step"])
-        steps = self.take_steps(
-            len(batch[RESET]),
-            lambda index: self._control(picked(batch, index), now),
-            counters=("controller_steps",),
-        )
+        count, steps = len(batch[RESET]), []
+        with all_or_nothing("Dreamer update", **self._trained()):
+            for index in self.controller_budget.take(count, phase, now.replay_ratio):
+                steps.append(self._actor_critic_step(picked(batch, index), now))
         self.starts = {}
-        self.spend(len(steps), phase, now.replay_ratio, self.controls_earned)
         return averages(steps)
 
-    def _learn_windows(self, batch: Batch, phase: Phase, *, control: bool) -> Metrics:
-        """Learn the world model from windows [K, T, B, …]; `control`: and act better, in turn."""
-        now, device = at(self.config, phase["step"]), self.context.device
-        noise = self.world.noise(batch[RESET].shape, self.model_rng)
-        starts = self.begin_windows(batch)
-        rows = {key: each for key, each in batch.items() if key not in (INDEX, LATENT)}
-        scales = {name: scalar(getattr(now, option), device) for name, option in SCALES.items()}
-        states: list[State] = []
+    def _world_model_step(
+        self, windows: Batch, start: LatentState, noise: Tensor, now: DreamerV3Config
+    ) -> Update:
+        """A gradient step on windows [T, B, …]; `aux` has their latent states."""
+        device = self.context.device
+        return self.world_learner.step(
+            windows,
+            start,
+            noise,
+            {name: scalar(getattr(now, key), device) for name, key in MODEL_SCALES.items()},
+            **step_sizes(now.model_rate, now.max_grad_norm, device),
+        )
 
-        def step(index: int) -> Metrics:
-            windows = picked(rows, index)
-            pace = self.rates(now.model_rate, now)
-            metrics = self.world_optimizer.step(
-                windows, picked(starts, index), noise[index], scales, **pace
+    def _actor_critic_step(self, rows: Batch, now: DreamerV3Config) -> Metrics:
+        """Imagine from every state of rows [T, B, …]; one step of the actor, one of the critic."""
+        device = self.context.device
+        start = {key: rows[key].flatten(0, 1) for key in DETER_STOCH}
+        start_continues = (~rows[TERMINATED]).flatten().float()
+        lead = (now.horizon, len(start_continues))
+        rng = self.imagination_rng
+        noises = (self.world.noise(lead, rng), self.actor.noise(lead, rng))
+        scales = {name: scalar(getattr(now, key), device) for name, key in RETURN_SCALES.items()}
+        entropy = scalar(now.entropy, device)
+        models = (self.world, self.critic, self.target_critic)
+        percentiles = self.return_percentiles.value
+        imagination = (*models, start, start_continues, noises, percentiles, scales)
+        sizes = step_sizes(now.actor_rate, now.max_grad_norm, device)
+        if self.dynamics_gradient:
+            actor = self.actor_learner.step(entropy, *imagination, **sizes)
+            aux = actor.aux
+            percentiles.copy_(aux["percentiles"])
+            targets = CriticTargets(
+                aux["features"], aux["returns"], aux["weight"], aux.get("target_values")
             )
-            states.append({key: metrics.pop(key) for key in BELIEF})
-            controlled = self._control({**windows, **states[-1]}, now) if control else {}
-            return _renamed(metrics, "model") | controlled
+        else:
+            with torch.no_grad():
+                batch = self.imagine_batch(self.actor, *imagination)
+            percentiles.copy_(batch.percentiles)
+            targets = batch.critic
+            advantage = targets.returns - batch.values
+            if now.normalize_returns:
+                advantage = normalized(advantage, percentiles)
+            actor = self.actor_learner.step(
+                targets.features, batch.action, advantage, targets.weight, entropy, **sizes
+            )
+        uses_replay = bool(self.config.replay_value_scale)
+        replayed = {key: rows[key] for key in FROM_REPLAY} if uses_replay else None
+        sizes = step_sizes(now.critic_rate, now.max_grad_norm, device)
+        critic = self.critic_learner.step(targets, replayed, scales, **sizes)
+        if self.controller_budget.steps % now.slow_every == 0:
+            self.critic_learner.follow(now.slow_rate)
+        return {
+            **_named(actor, "actor"),
+            **_named(critic, "critic"),
+            "return": targets.returns.mean(),
+            "return_spread": self.return_percentiles.distance,
+        }
 
-        counters = ("gradient_steps", "controller_steps")[: 2 if control else 1]
-        steps = self.take_steps(len(noise), step, counters)
-        found = {key: torch.stack([each[key] for each in states]) for key in BELIEF}
-        self.starts = {} if control else {key: batch[key] for key in FROM_REPLAY} | found
-        self.keep_states(batch, found, phase)
-        self.spend(len(noise), phase, now.replay_ratio)
-        return {**averages(steps), "gradient_steps": self.gradient_steps}
+    def _trained(self) -> dict[str, Any]:
+        """What an update changes, by name."""
+        return {
+            "world_model": self.world_learner,
+            "actor": self.actor_learner,
+            "critic": self.critic_learner,
+            "return_percentiles": self.return_percentiles,
+            "budget": self.budget,
+            "controller_budget": self.controller_budget,
+        }
+
+    def _windows(
+        self, batch: Batch, phase: Phase, now: DreamerV3Config
+    ) -> Iterator[tuple[Batch, LatentState, Tensor]]:
+        """Each of K windows [T, B, …] with the state before it and noise, counted as a step."""
+        noise = self.world.noise(batch[RESET].shape, self.model_rng)
+        starts = window_starts(self.world.rssm, batch)
+        rows = {key: each for key, each in batch.items() if key not in (INDEX, LATENT)}
+        for index in self.budget.take(len(noise), phase, now.replay_ratio):
+            yield picked(rows, index), picked(starts, index), noise[index]
 
     @torch.no_grad()
     def _observed(self, windows: Batch) -> Batch:
-        """The states of windows, without learning from them."""
-        shape, starts = windows[RESET].shape, self.begin_windows(windows)
-        noise = self.world.noise(shape, self.dream_rng)
-        each = [
+        """The latent states of windows [K, T, B, …], without a gradient step."""
+        shape, starts = windows[RESET].shape, window_starts(self.world.rssm, windows)
+        noise = self.world.noise(shape, self.imagination_rng)
+        states = [
             self.world.observe(picked(starts, i), picked(windows, i), noise[i])[0]
             for i in range(shape[0])
         ]
-        states = {key: torch.stack([state[key] for state in each]) for key in BELIEF}
-        return {**{key: windows[key] for key in FROM_REPLAY}, **states}
+        return {key: windows[key] for key in FROM_REPLAY} | _stacked(states)
 
-    def _control(self, rows: Batch, now: DreamerV3Config) -> Metrics:
-        """Dream from every state of rows [T, B, …], judge what was done, and learn from it."""
-        start = {key: rows[key].flatten(0, 1) for key in BELIEF}
-        root = (~rows[TERMINATED]).flatten().float()
-        lead, device = (now.horizon, len(root)), self.context.device
-        noises = (self.world.noise(lead, self.dream_rng), self.actor.noise(lead, self.dream_rng))
-        entropy, pace = scalar(now.entropy, device), self.rates(now.actor_rate, now)
-        scales = {name: scalar(getattr(now, option), device) for name, option in JUDGING.items()}
-        judges = (self.world_optimizer, self.critic_optimizer, self.slow_critic)
-        weights = tuple(each.tensors for each in judges)
-        dreaming = (start, root, noises, self.spread, scales)
-        if self.dynamics_gradient:
-            metrics = self.actor_optimizer.step(weights, entropy, *dreaming, **pace)
-            self.spread.copy_(metrics.pop("spread"))
-            lesson = Lesson(*(metrics.pop(name, None) for name in Lesson._fields))
-        else:
-            with torch.no_grad():
-                found = self.learn_in_dreams((*weights, self.actor_optimizer.tensors), *dreaming)
-            lesson = found.lesson
-            self.spread.copy_(found.spread)
-            advantage = scaled(lesson.returns - found.values, self.spread, now)
-            metrics = self.actor_optimizer.step(
-                lesson.features, found.action, advantage, lesson.weight, entropy, **pace
-            )
-        replayed = (
-            {key: rows[key] for key in FROM_REPLAY} if self.config.replay_value_scale else None
-        )
-        judged = self.critic_optimizer.step(
-            lesson, replayed, scales, **self.rates(now.critic_rate, now)
-        )
-        if self.controller_steps % now.slow_every == 0:
-            self.slow_critic.follow(self.critic_optimizer.state.flat, now.slow_rate)
-        return {
-            **_renamed(metrics, "actor"),
-            **_renamed(judged, "critic"),
-            "return": lesson.returns.mean(),
-            "return_spread": self.spread[1] - self.spread[0],
-        }
+    def _store_states(self, windows: Batch, states: Sequence[LatentState], phase: Phase) -> Batch:
+        """Stack the states of K windows, and write them to a buffer that stores latents."""
+        found = _stacked(states)
+        if INDEX in windows:
+            buffer: Any = self.context.buffer(phase)
+            buffer.store_latents(windows[INDEX], torch.cat([found[k] for k in DETER_STOCH], -1))
+        return found
+
+    # -------------------------------------------------------------------------------- imagination
+
+    @property
+    def imagination(self) -> LatentImagination:
+        """How to roll the world model out."""
+        return LatentImagination(self.world, self.config.predicts_ends)
+
+    def imagine(self, *, horizon: int, **options: Any) -> Batch:
+        """Predict `horizon` steps with the mode of the policy; see `open_loop.predict`."""
+        return predict(self.imagination, self._imagined_action, self.context, horizon, **options)
+
+    def _imagined_action(self, state: LatentState) -> Tensor:
+        return self.actor.to_action(self.actor.mode(self.world.rssm.features(state)))
+
+    def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
+        """The newest episode, and an open-loop prediction of it."""
+        return newest_episode_pictures(self, self.world.spaces, OPEN_LOOP_STEPS)
+
+
+TWO_HOOKS = [{"name": "train", "hooks": ["collect", "update_world_model", "update_controller"]}]
 
 
 class DreamerV2(Dreamer):
     """Dreamer v2: model-based actor-critic that learns in imagination; discrete latents."""
 
     Config: ClassVar[type | None] = DreamerV2Config
-    phases: ClassVar[list[dict[str, Any]]] = [
-        {"name": "train", "hooks": ["collect", "update_world_model", "update_controller"]}
-    ]
-    defaults: ClassVar[Mapping[str, Any]] = WorldWorkflow.defaults
+    phases: ClassVar[list[dict[str, Any]]] = TWO_HOOKS
+    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
 
 
-class DreamerV1(DreamerV2):
+class DreamerV1(Dreamer):
     """Dreamer v1: model-based actor-critic that learns in imagination; Gaussian latents."""
 
     Config: ClassVar[type | None] = DreamerV1Config
+    phases: ClassVar[list[dict[str, Any]]] = TWO_HOOKS
+    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
 
 
-def _renamed(metrics: Metrics, part: str) -> Metrics:
-    """Loss and gradient by the part they belong to; the gradient itself is not for logs."""
-    del metrics["gradient"]
-    return {
-        f"{part}_{key}" if key in ("loss", "grad_norm") else key: v for key, v in metrics.items()
-    }
+def window_starts(rssm: RSSM, windows: Batch) -> LatentState:
+    """The states [K, B, …] before windows: as stored in the buffer, else empty."""
+    count, _, size = windows[RESET].shape
+    start = rssm.initial(count * size, windows[RESET].device)
+    if LATENT in windows:
+        parts = windows[LATENT].split([start[key].shape[-1] for key in DETER_STOCH], -1)
+        return dict(zip(DETER_STOCH, parts, strict=True))
+    return {key: each.unflatten(0, (count, size)) for key, each in start.items()}
+
+
+def _stacked(states: Sequence[LatentState]) -> LatentState:
+    return {key: torch.stack([each[key] for each in states]) for key in DETER_STOCH}
+
+
+def _named(step: Update, part: str) -> Metrics:
+    """The metrics of a gradient step; loss and gradient norm with the name of the part."""
+    return {**step.metrics, f"{part}_loss": step.loss, f"{part}_grad_norm": step.grad_norm}

@@ -1,4 +1,4 @@
-"""Alternatives for parts of world models, to be named under `components:` (docs/plugins.md)."""
+"""Alternative parts of world models, named under `components:` (docs/plugins.md)."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_lab.algorithms.dreamer.actor import WorldActor
+from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.rssm import RSSM, RSSMShape
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
 from rl_lab.algorithms.dreamer.world_model import (
@@ -116,7 +116,7 @@ class LinearDecoder(Decoder):
         return _LinearPart(deter + stoch, space, config) if type(made) is VectorDecoder else made
 
 
-class SizedActor(WorldActor):
+class SizedActor(LatentActor):
     """The policy with a width and a depth of its own."""
 
     def __init__(

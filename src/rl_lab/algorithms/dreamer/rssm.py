@@ -1,12 +1,12 @@
-"""The recurrent state-space model: a memory that is certain, and a latent that is drawn.
+"""The recurrent state-space model (RSSM): a deterministic memory and a stochastic latent.
 
-`deter` carries what is known (a GRU, in v3 one of several blocks), `stoch` what is guessed: the
-posterior sees the frame, the prior must do without. Gaussian latents are those of PlaNet and
+`deter` is the state of a GRU (in v3 one of several blocks), `stoch` is sampled: from the posterior,
+which sees the frame, or from the prior, which does not. Gaussian latents are those of PlaNet and
 Dreamer v1, categorical ones with straight-through gradients those of v2 and v3 (Hafner et al. 2019,
 2020, 2021, 2023).
 
 Everything random is an argument: `noise` is normal for Gaussian latents, exponential for
-categorical ones. A frame with `reset` begins an episode: nothing before it can be seen after it.
+categorical ones. A frame with `reset` begins an episode: nothing before it influences what follows.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,8 @@ from torch.nn.functional import softplus
 from rl_lab.core.actions import one_hot
 from rl_lab.networks.mlp import ACTIVATIONS, linear, mlp, normalization
 
-State = dict[str, Tensor]  # deter [..., D], stoch [..., S] (categories: S * K, one-hot)
+LatentState = dict[str, Tensor]  # deter [..., D], stoch [..., S] (categories: S * K, one-hot)
+DETER_STOCH = ("deter", "stoch")  # the parts of a latent state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ class RSSM(nn.Module):
         self.posterior_layers = mlp(shape.deter + embed_dim, [width], kind, norm)
         self.posterior_output = linear(width, stats, 1.0)
 
-    def initial(self, batch: int, device: torch.device | str = "cpu") -> State:
+    def initial(self, batch: int, device: torch.device | str = "cpu") -> LatentState:
         """Zeros: what every episode begins with."""
         return {
             "deter": torch.zeros(batch, self.shape.deter, device=device),
@@ -142,15 +143,15 @@ class RSSM(nn.Module):
 
     def observe(
         self,
-        state: State,
+        state: LatentState,
         previous_action: Tensor,
         embed: Tensor,
         reset: Tensor,
         noise: Tensor | None,
-    ) -> tuple[State, Tensor]:
-        """One frame: the state before it, what was done, what is seen. The posterior comes too.
+    ) -> tuple[LatentState, Tensor]:
+        """The state after one frame [B, …], and the posterior it was sampled from.
 
-        Without noise the likeliest latent is taken.
+        Without noise the latent is the posterior's mode.
         """
         kept = (~reset).to(embed.dtype).unsqueeze(-1)
         state = {key: value * kept for key, value in state.items()}
@@ -161,8 +162,13 @@ class RSSM(nn.Module):
         return {"deter": deter, "stoch": stoch}, posterior
 
     def observe_sequence(
-        self, state: State, previous_action: Tensor, embed: Tensor, reset: Tensor, noise: Tensor
-    ) -> tuple[State, Tensor, Tensor]:
+        self,
+        state: LatentState,
+        previous_action: Tensor,
+        embed: Tensor,
+        reset: Tensor,
+        noise: Tensor,
+    ) -> tuple[LatentState, Tensor, Tensor]:
         """Frames [T, B, …] in order. States, posteriors and priors, all [T, B, …].
 
         The prior of a frame has seen the frames before it and the action that led to it.
@@ -176,13 +182,13 @@ class RSSM(nn.Module):
         every = {key: torch.stack([each[key] for each in states]) for key in state}
         return every, torch.stack(posteriors), self.prior(every["deter"])
 
-    def imagine_step(self, state: State, action: Tensor, noise: Tensor) -> State:
-        """What the model expects to come of an action [B, A]."""
+    def imagine_step(self, state: LatentState, action: Tensor, noise: Tensor) -> LatentState:
+        """The next state after actions [B, A], sampled from the prior."""
         deter = self._remember(state, action)
         return {"deter": deter, "stoch": self.draw(self.prior(deter), noise)}
 
-    def features(self, state: State) -> Tensor:
-        """What heads and policies read, [..., F]."""
+    def features(self, state: LatentState) -> Tensor:
+        """The input of heads and policies, [..., F]."""
         return torch.cat([state["deter"], state["stoch"]], -1)
 
     def prior(self, deter: Tensor) -> Tensor:
@@ -198,11 +204,11 @@ class RSSM(nn.Module):
             mean, std = stats.unbind(-2)
             return mean + std * noise
         chosen = one_hot((stats - noise.log()).argmax(-1), self.shape.classes)
-        chances = stats.exp()
-        return (chosen + (chances - chances.detach())).flatten(-2)
+        probs = stats.exp()
+        return (chosen + (probs - probs.detach())).flatten(-2)
 
     def mode(self, stats: Tensor) -> Tensor:
-        """The latent that is likeliest."""
+        """The most probable latent."""
         if not self.shape.classes:
             return stats.unbind(-2)[0]
         return one_hot(stats.argmax(-1), self.shape.classes).flatten(-2)
@@ -215,7 +221,7 @@ class RSSM(nn.Module):
         ratio, distance = std / other_std, (mean - other_mean) / other_std
         return (0.5 * (ratio.square() + distance.square() - 1) - ratio.log()).sum(-1)
 
-    def _remember(self, state: State, action: Tensor) -> Tensor:
+    def _remember(self, state: LatentState, action: Tensor) -> Tensor:
         """The next memory. Actions are clipped to [-1, 1] first, as environments do."""
         clipped = action / action.detach().abs().clamp(min=1.0)
         return self.memory(state["deter"], state["stoch"], clipped)

@@ -1,10 +1,12 @@
-"""The sizes of world models: a config's own, or those of Dreamer v3's authors by name."""
+"""Options of world models: sizes (own ones, or those of Dreamer v3's authors by name), replay."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from rl_lab.algorithms.replay import LONGEST, ReplayConfig, window_problems
 from rl_lab.core.options import option
+from rl_lab.core.schedule import extremes
 from rl_lab.core.schema import Activation
 from rl_lab.networks.mlp import Norm
 
@@ -127,3 +129,50 @@ class WorldModelConfig:
         """Numbers of a state of the model."""
         sizes = self.dimensions()
         return sizes.deter + sizes.stoch * max(sizes.classes, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldConfig(WorldModelConfig, ReplayConfig):
+    """A world model, and when it learns. Any float may be a schedule."""
+
+    batch_size: int = option(8, "sequences of one gradient step")
+    batch_length: int = option(32, "frames of each sequence")
+    continue_scale: float = option(
+        1.0, "weight of the loss of continuations; 0: no end of an episode is foreseen"
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, before anything is built."""
+        WorldModelConfig.__post_init__(self)
+        ReplayConfig.__post_init__(self)
+        if self.batch_length < 2:
+            raise ValueError(f"batch_length must be at least 2, got {self.batch_length}")
+        if self.optimizer.accumulate > 1:
+            raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
+
+    def gradient_steps(self, run: Any) -> float:
+        """What compiling has to repay: a few minutes, but each step then takes half as long.
+
+        The memory is unrolled, so with long sequences it would be many minutes.
+        """
+        return 6 * super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
+
+    def check(self, run: Any) -> list[str]:
+        """Problems that only show together with the rest of the configuration."""
+        problems = super().check(run)
+        if run.environment.normalize_obs:
+            problems.append("a world model sees frames as they are: set normalize_obs to false")
+        return problems + window_problems(run, *self.rows_needed())
+
+    @property
+    def predicts_ends(self) -> bool:
+        """Whether imagined episodes may end: only if the continue head is trained."""
+        return extremes(self.continue_scale)[1] > 0
+
+    def memory_problem(self) -> str:
+        """Why `network.memory` would do nothing."""
+        return "the world model is the memory"
+
+    def rows_needed(self) -> tuple[str, int]:
+        """Frames of one window."""
+        return "batch_length", self.batch_length

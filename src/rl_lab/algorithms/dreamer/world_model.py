@@ -1,4 +1,4 @@
-"""A world model: encoder → state-space model → decoder, reward and continuation.
+"""A world model: encoder → state-space model → decoder, reward and continue heads.
 
 Works on sequences in arrival form [T, B, …]: each row is a frame with the action that led to it and
 the reward that came with it. Any observation: vectors, images, indices, or a dict of them.
@@ -13,7 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rl_lab.algorithms.dreamer.images import ImageEncoder, PooledDecoder, StridedDecoder, is_picture
-from rl_lab.algorithms.dreamer.rssm import RSSM, RSSMShape, State
+from rl_lab.algorithms.dreamer.rssm import RSSM, LatentState, RSSMShape
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
 from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.batch import (
@@ -28,6 +28,15 @@ from rl_lab.core.batch import (
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.symlog import symexp, symexp_bins, symlog, two_hot_loss, two_hot_mean
 from rl_lab.networks.mlp import linear, mlp
+
+WORLD_PARTS = {  # roles of `components:`, and what is called of each
+    "representation": ("out_dim",),
+    "dynamics": (
+        *("feature_dim", "initial", "noise", "observe", "observe_sequence"),
+        *("imagine_step", "features", "prior", "kl"),
+    ),
+    "decoder": ("loss", "decode"),
+}
 
 
 class Head(nn.Module):
@@ -66,7 +75,7 @@ class Scalar(Head):
         self.register_buffer("bins", bins, persistent=False)
 
     def mean(self, features: Tensor) -> Tensor:
-        """What it says, [...]."""
+        """The predicted number, [...]."""
         raw = self(features)
         if self.two_hot:
             return two_hot_mean(raw, self.bins)
@@ -103,13 +112,13 @@ class VectorDecoder(Head):
         return 0.5 * (predicted - (symlog(wanted) if self.symlog else wanted)).square().sum(-1)
 
 
-class Seen(NamedTuple):
-    """What the model made of a sequence. All [T, B, …]."""
+class Observed(NamedTuple):
+    """A sequence as the model sees it, with its prediction losses. All [T, B, …]."""
 
-    states: State
+    states: LatentState
     posterior: Tensor
     prior: Tensor
-    losses: dict[str, Tensor]  # decoder parts, reward and continuation: each [T, B]
+    losses: dict[str, Tensor]  # of decoder parts, reward and continue flag: each [T, B]
 
 
 class Representation(nn.ModuleDict):
@@ -162,15 +171,15 @@ class Decoder(nn.ModuleDict):
         return PooledDecoder(deter, stoch, space, config)
 
     def loss(self, features: Tensor, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the predictions of each part cost, [...]."""
+        """The prediction loss of each part, [...]."""
         decoders: dict[str, Any] = {key: self[_name(key)] for key in self.spaces}
         return {key: each.loss(each(features), parts[key]) for key, each in decoders.items()}
 
     def decode(self, features: Tensor) -> dict[str, Tensor]:
-        """What the features look like: images in [0, 1], vectors in their own units."""
-        return {key: self._looks(key, features) for key in self.spaces}
+        """The observation: images in [0, 1], vectors in their own units."""
+        return {key: self._decode_part(key, features) for key in self.spaces}
 
-    def _looks(self, key: str, features: Tensor) -> Tensor:
+    def _decode_part(self, key: str, features: Tensor) -> Tensor:
         raw, space = self[_name(key)](features), self.spaces[key]
         if isinstance(space, Discrete):
             return raw.argmax(-1)
@@ -183,7 +192,7 @@ class Decoder(nn.ModuleDict):
 
 
 class WorldModel(nn.Module):
-    """Everything that is learned about the world; what to do in it is another's.
+    """Encoder, RSSM, decoder, reward and continue heads; the policy is not part of it.
 
     `parts` replaces the representation, the dynamics and the decoder: see docs/plugins.md.
     """
@@ -225,37 +234,39 @@ class WorldModel(nn.Module):
         embedding: Tensor = self.encoders(obs if isinstance(obs, Mapping) else {OBS: obs})
         return embedding
 
-    def observe(self, state: State, batch: Batch, noise: Tensor) -> tuple[State, Tensor, Tensor]:
+    def observe(
+        self, state: LatentState, batch: Batch, noise: Tensor
+    ) -> tuple[LatentState, Tensor, Tensor]:
         """The states, posteriors and priors of a sequence [T, B, …], from a state before it."""
         action = as_vector(self.action, batch[PREVIOUS_ACTION])
         return self.rssm.observe_sequence(
             state, action, self.embed(batch[OBS]), batch[RESET], noise
         )
 
-    def learn_from(self, state: State, batch: Batch, noise: Tensor) -> Seen:
-        """The same, with what the heads' predictions of it cost."""
+    def prediction_losses(self, state: LatentState, batch: Batch, noise: Tensor) -> Observed:
+        """`observe`, and the losses of the heads' predictions."""
         states, posterior, prior = self.observe(state, batch, noise)
         features = self.rssm.features(states)
         parts = batch[OBS] if isinstance(batch[OBS], Mapping) else {OBS: batch[OBS]}
         decoded = self.decoders.loss(features, parts)
         losses = {f"decode/{key}": each for key, each in decoded.items()}
         losses["reward"] = self.reward.loss(features, batch[REWARD])[0]
-        going_on = (~batch[TERMINATED]).to(features.dtype)
+        continues = (~batch[TERMINATED]).to(features.dtype)
         logit = self.continues(features).squeeze(-1)
-        losses["continue"] = binary_cross_entropy_with_logits(logit, going_on, reduction="none")
-        return Seen(states, posterior, prior, losses)
+        losses["continue"] = binary_cross_entropy_with_logits(logit, continues, reduction="none")
+        return Observed(states, posterior, prior, losses)
 
     def decode(self, features: Tensor) -> Any:
-        """What the features look like: images in [0, 1], vectors in their own units."""
+        """The observation: images in [0, 1], vectors in their own units."""
         decoded = self.decoders.decode(features)
         return decoded[OBS] if list(decoded) == [OBS] else decoded
 
-    def going_on(self, features: Tensor) -> Tensor:
-        """The chance that the episode goes on after this moment, [...]."""
+    def continue_probability(self, features: Tensor) -> Tensor:
+        """The probability that the episode does not end here, [...]."""
         return self.continues(features).squeeze(-1).sigmoid()
 
     def noise(self, lead: tuple[int, ...], generator: Generator) -> Tensor:
-        """Random numbers for that many draws of the latent."""
+        """The random numbers of `lead` samples of the latent."""
         return self.rssm.noise(lead, generator)
 
 

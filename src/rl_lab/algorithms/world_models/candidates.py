@@ -1,4 +1,4 @@
-"""Linear controllers, many at once, and what they would earn in the dreams of an MDN-RNN."""
+"""Linear controllers, many at once, and their returns in imagined rollouts of an MDN-RNN."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -12,7 +12,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Discrete, Space
 from rl_lab.networks.memory.recurrent import State
 
-LATENT, HIDDEN = "latent", "hidden"  # of a dream: z, and the part of the memory that is acted on
+LATENT, HIDDEN = "latent", "hidden"  # of a state: z, and the part of the memory that C acts on
 Squash = Literal["tanh", "sigmoid", "clipped_tanh"]
 
 # From raw numbers to [−1, 1], where −1 is an action's lower bound and 1 its upper one. What zero
@@ -53,23 +53,23 @@ def require_squashings(names: Sequence[str], space: Space, id: str) -> list[str]
     return list(names) or ["tanh"] * count
 
 
-def dream_step(
+def imagine_step(
     model: MDNRNN, state: State, action: Tensor, noise: Tensor, temperature: float
 ) -> tuple[State, Tensor, Tensor]:
-    """What M makes of action vectors [N, A]: where it leads, the reward, the chance to go on."""
+    """After action vectors [N, A]: the states, rewards [N], and continue probabilities [N]."""
     output, memory = model.step(state[LATENT], action, state)
     expected = model.predict(output)
     latent = mixture_draw(expected, noise, temperature)
     return {LATENT: latent, **memory}, expected.reward, 1 - expected.ends.sigmoid()
 
 
-def dreamed_returns(
+def imagined_returns(
     model: MDNRNN,
     parameters: Tensor,
     start: State,
-    alive: Tensor,
+    start_continues: Tensor,
     noise: Tensor,
-    chances: Tensor,
+    uniform: Tensor,
     *,
     space: Space,
     squash: Sequence[str],
@@ -77,27 +77,27 @@ def dreamed_returns(
     temperature: float,
     gamma: float,
 ) -> Tensor:
-    """The mean return [P] of P controllers in R dreams, which are the same for all of them.
+    """The mean return [P] of P controllers in R rollouts with common random numbers.
 
-    Dreams begin in states [R, …], `alive` [R] says which of those are no ends. The random numbers
-    `noise` [H, R, …] and `chances` [H, R] decide what happens in them.
+    Rollouts begin in states [R, …]; `start_continues` [R] is False where the episode is over. Their
+    latents are sampled by `noise` [H, R, …], their ends by numbers in [0, 1), `uniform` [H, R].
     """
-    count, dreams = len(parameters), len(alive)
+    count, rollouts = len(parameters), len(start_continues)
     outputs = vector_size(space)
     state = {name: each.repeat(count, 1) for name, each in start.items()}  # [P · R, …]
-    alive = alive.float().repeat(count)
-    total = torch.zeros_like(alive)
-    for now, (draws, chance) in enumerate(zip(noise, chances, strict=True)):
+    running = start_continues.float().repeat(count)
+    total = torch.zeros_like(running)
+    for t, (draws, chance) in enumerate(zip(noise, uniform, strict=True)):
         features = controller_features(state[LATENT], state, memory)
-        raw = controls(parameters, features.reshape(count, dreams, -1), outputs)
+        raw = controls(parameters, features.reshape(count, rollouts, -1), outputs)
         action = as_vector(space, decided(space, raw, squash)).flatten(0, 1)
         draws = draws.repeat(count, 1, 1)
-        state, reward, continues = dream_step(model, state, action, draws, temperature)
-        total = total + gamma**now * alive * reward
-        alive = alive * (chance.repeat(count) < continues)
-    return total.reshape(count, dreams).mean(1)
+        state, reward, continues = imagine_step(model, state, action, draws, temperature)
+        total = total + gamma**t * running * reward
+        running = running * (chance.repeat(count) < continues)
+    return total.reshape(count, rollouts).mean(1)
 
 
 def controller_features(latent: Tensor, memory: State, uses_memory: bool) -> Tensor:
-    """What C sees: z, and what M remembers from before it."""
+    """The input of C: z, and M's memory from before it."""
     return torch.cat([latent, memory[HIDDEN]], -1) if uses_memory else latent

@@ -1,7 +1,7 @@
-"""An LSTM that foresees the next latent as a mixture of Gaussians, for each number by itself.
+"""MDN-RNN: an LSTM that predicts a mixture of Gaussians for each number of the next latent.
 
-Row t takes the latent z_t and the action a_t; it foresees z_{t+1}, and the reward and the end that
-come with it. What a controller may know at t is the memory before row t was taken in.
+Row t takes the latent z_t and the action a_t; it predicts z_{t+1}, and the reward and the end that
+come with it. A controller acts at t on the memory before row t.
 """
 
 import math
@@ -94,11 +94,11 @@ def dynamics_loss(
     terminated: Tensor,
     reward_scale: Tensor,
     end_scale: Tensor,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """What was not foreseen in windows of frames, all [T + 1, B, …] in arrival form.
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+    """Prediction loss of windows of frames, all [T + 1, B, …] in arrival form.
 
-    `action` led to its row's frame. A frame that begins an episode could not be foreseen, and
-    counts nothing; the memory before it is gone after it.
+    `action` led to its row's frame. The first frame of an episode is not predicted, and the memory
+    is reset before it.
     """
     start = model.initial_state(latent.shape[1])
     output, _ = model.sequence(latent[:-1], action[1:], resets[:-1], start)
@@ -109,7 +109,7 @@ def dynamics_loss(
     reward_error = ((prediction.reward - reward[1:]).square() * share).sum()
     end_error = (end_nll(prediction.ends, terminated[1:]) * share).sum()
     loss = nll + reward_scale * reward_error + end_scale * end_error
-    return loss, {"nll": nll, "reward_error": reward_error, "end_error": end_error}
+    return loss, {"nll": nll, "reward_error": reward_error, "end_error": end_error}, {}
 
 
 def end_nll(log_odds: Tensor, terminated: Tensor) -> Tensor:

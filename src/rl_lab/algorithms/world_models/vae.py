@@ -63,7 +63,7 @@ def draw(mean: Tensor, log_var: Tensor, noise: Tensor) -> Tensor:
 
 def vae_loss(
     model: ConvVAE, images: Tensor, noise: Tensor, tolerance: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Squared error summed over an image, and the KL to a standard normal; means over images [B].
 
     A KL below `tolerance` nats per latent number, all of an image's together, costs nothing more.
@@ -73,7 +73,7 @@ def vae_loss(
     error = (decoded - model.pixels(images)).square().sum((-3, -2, -1))
     kl = 0.5 * (mean.square() + log_var.exp() - 1 - log_var).sum(-1)
     paid = torch.maximum(kl, tolerance * mean.shape[-1])
-    return (error + paid).mean(), {"reconstruction": error.mean(), "kl": kl.mean()}
+    return (error + paid).mean(), {"reconstruction": error.mean(), "kl": kl.mean()}, {}
 
 
 def require_image(observation: Observation, layers: int, id: str) -> Space:

@@ -1,47 +1,55 @@
-"""World Models: V sees, M foresees, C acts (Ha and Schmidhuber 2018, arXiv:1803.10122).
+"""World Models: V encodes, M predicts, C acts (Ha and Schmidhuber 2018, arXiv:1803.10122).
 
-Reads top to bottom: config, workflow. A convolutional VAE (V) makes a few numbers z of a frame; an
-LSTM with mixture heads (M) foresees the next z, and its memory h is what single frames do not show;
-a linear controller (C) acts on [z, h]. V and M learn from what was collected at random, C by
-CMA-ES, from returns in the environment or in M's dreams.
+Reads top to bottom: config, the algorithm. A convolutional VAE (V) encodes a frame as a few numbers
+z; an LSTM with mixture heads (M) predicts the next z, and its memory h has what single frames do
+not show; a linear controller (C) acts on [z, h]. V and M learn from data of a random policy, C by
+CMA-ES, from returns in the environment or in rollouts imagined by M.
 
 Departures from the paper (docs/algorithms/world_models.md has the whole list, with numbers): V's
 convolutions are padded and its decoder mirrors its encoder; M also predicts rewards, and ends in
 every task; windows of frames begin anywhere and may lead from one episode into the next, with the
-memory cleared; gradients are clipped by their norm; a dream begins after a few real frames, and
-ends by chance; trials and deterministic evaluations see the mean of z, not a sample; all candidates
-of a generation play the same episodes; evaluations take the mean of the search, not its best one.
+memory cleared; gradients are clipped by their norm; an imagined rollout begins after a few real
+frames, and its end is sampled; trials and deterministic evaluations see the mean of z, not a
+sample; all candidates of a generation play the same episodes; evaluations take the mean of the
+search, not its best one.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import LearnsFrom, Optimized, Roles
-from rl_lab.algorithms.dreamer.imagination import CONTINUES
-from rl_lab.algorithms.dreamer.world_learning import FRAME_PARTS, open_loop, wanted_dream
-from rl_lab.algorithms.earning import EarningWorkflow
-from rl_lab.algorithms.replay import ReplayConfig, averages, require_positive, window_problems
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.dreamer.open_loop import newest_episode_pictures, predict
+from rl_lab.algorithms.replay import (
+    BUDGET_NAMES,
+    ReplayConfig,
+    averages,
+    minibatches,
+    require_not_negative,
+    require_positive,
+    sample_windows,
+    step_sizes,
+    window_problems,
+)
 from rl_lab.algorithms.world_models.candidates import (
     LATENT,
     Squash,
     controller_features,
     controls,
     decided,
-    dream_step,
-    dreamed_returns,
+    imagined_returns,
     require_squashings,
 )
+from rl_lab.algorithms.world_models.imagination import FrameImagination, encode
 from rl_lab.algorithms.world_models.mdn_rnn import MDNRNN, dynamics_loss
 from rl_lab.algorithms.world_models.vae import ConvVAE, draw, require_image, vae_loss
-from rl_lab.core.actions import as_vector, vector_size
+from rl_lab.core.actions import RandomActions, as_vector, vector_size
 from rl_lab.core.batch import (
-    ACTION,
     OBS,
     PREVIOUS_ACTION,
     RESET,
@@ -53,25 +61,39 @@ from rl_lab.core.batch import (
     CollectResult,
     Metrics,
 )
-from rl_lab.core.clock import Earned
+from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
-from rl_lab.core.optim import FlatOptimizer, scalar
+from rl_lab.core.learner import Learner, Update, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import MultiDiscrete
+from rl_lab.core.state import Tree
 from rl_lab.core.tree import picked
 from rl_lab.networks.memory.recurrent import State
 from rl_lab.planning.cma_es import CMAES
 from rl_lab.planning.trials import Trials
 
+FRAME_PARTS = {  # roles of `components:`, and what is called of each
+    "representation": ("encode", "decode", "pixels"),
+    "dynamics": ("initial_state", "step", "sequence", "predict", "noise"),
+}
 DEFAULTS = {"representation": ConvVAE, "dynamics": MDNRNN}  # where `components:` says nothing
+# Today's names of saved state, and those in checkpoints of earlier versions.
+OLD_NAMES = {
+    "vae_learner.module": "vae",
+    "vae_learner.optimizer": "vae_optimizer",
+    "dynamics_learner.module": "dynamics",
+    "dynamics_learner.optimizer": "dynamics_optimizer",
+    **BUDGET_NAMES,
+    "dynamics_budget.seen": "dynamics_earned.seen",
+    "dynamics_budget.parts": "dynamics_earned.parts",
+}
 FITNESS = "fitness"  # of the candidates of a generation, [population]
-FORESEEN = 16  # frames of a picture's open-loop prediction, at most
+OPEN_LOOP_STEPS = 16  # frames of a picture's open-loop prediction, at most
 FEWEST = 4  # candidates of a generation
 SMALL_TRIAL = 20  # steps of an episode in a run that is small on purpose, at most
-_PIECE = 1024  # frames that are encoded at once: a long window of large images would fill memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,9 +154,7 @@ class WorldModelsConfig(ReplayConfig):
         require_positive(self, "vae_rate", "dynamics_rate", "sigma", "temperature")
         if extremes(self.temperature)[0] == 0:
             raise ValueError("temperature must never be 0: it is divided by")
-        for name in ("kl_tolerance", "reward_scale", "end_scale"):
-            if (low := extremes(getattr(self, name))[0]) < 0:
-                raise ValueError(f"{name} must be 0 or more, got {low:g}")
+        require_not_negative(self, "kl_tolerance", "reward_scale", "end_scale")
         if self.optimizer.accumulate > 1:
             raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
 
@@ -185,7 +205,7 @@ class WorldModelsConfig(ReplayConfig):
         return changes
 
 
-class WorldModels(EarningWorkflow):
+class WorldModels(Algorithm):
     """World Models: model-based; VAE and MDN-RNN, with a controller searched by CMA-ES."""
 
     Config: ClassVar[type | None] = WorldModelsConfig
@@ -207,10 +227,11 @@ class WorldModels(EarningWorkflow):
         },
         {"name": "control", "hooks": ["collect", "update_controller"]},
     ]
+    old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: WorldModelsConfig
 
     def initialize(self, context: WorkflowContext) -> None:
-        """Build V, M and the search for C, and what is known of the generation in play."""
+        """Build the learners of V and M, the search for C, budgets and random streams."""
         super().initialize(context)
         config, spec, self.space = self.config, context.spec, context.spec.action
         if isinstance(spec.action, MultiDiscrete):
@@ -218,12 +239,18 @@ class WorldModels(EarningWorkflow):
         self.image = require_image(spec.observation, len(config.channels), spec.id)
         self.squash = require_squashings(config.squash, spec.action, spec.id)
         device, size = context.device, vector_size(spec.action)
-        see, foresee = (context.components.get(*each) for each in DEFAULTS.items())
-        self.vae = see(self.image, config.latent, config.channels).to(device)
-        self.dynamics = foresee(config.latent, size, config.hidden, config.mixtures).to(device)
-        self.vae_optimizer = self.make_optimizer("vae", self.vae, vae_loss)
-        self.dynamics_optimizer = self.make_optimizer("dynamics", self.dynamics, dynamics_loss)
-        self.dynamics_earned = Earned(seen=config.learning_starts)
+        make_vae, make_rnn = (context.components.get(*each) for each in DEFAULTS.items())
+        vae = make_vae(self.image, config.latent, config.channels).to(device)
+        dynamics = make_rnn(config.latent, size, config.hidden, config.mixtures).to(device)
+        rules = context.optimizers
+        self.vae_learner = Learner(vae, vae_loss, config.optimizer, optimizer=rules.get("vae"))
+        self.dynamics_learner = Learner(
+            dynamics, dynamics_loss, config.optimizer, optimizer=rules.get("dynamics")
+        )
+        self.budget = UpdateBudget(config.learning_starts)  # of V, or of V and M together
+        self.dynamics_budget = UpdateBudget(config.learning_starts)  # of M alone
+        self.collect_steps = config.train_every
+        self.random_actions = RandomActions(spec.action, context.rng.numpy("warm_up"))
         features = config.latent + config.hidden * config.memory
         self.search = CMAES(
             np.zeros(size * (features + 1)),
@@ -233,34 +260,52 @@ class WorldModels(EarningWorkflow):
         )
         envs, seeds = context.train_environment.num_envs, context.rng.numpy("trials")
         self.trials = Trials(config.population, config.episodes, envs, seeds)
-        self.next_step = 0  # of the run, if nobody plays between two calls of collect
-        self.temperature = at(config, 0).temperature  # of dreams that are not of an update
+        self.next_step = 0  # of the run, if no other policy collects between two calls
+        self.temperature = at(config, 0).temperature  # of `imagination`
         self.model_rng = context.rng.torch("world_model")
-        self.dream_rng = context.rng.torch("dream")
+        self.imagination_rng = context.rng.torch("dream")
         self.action_rng = context.rng.torch("action")
 
-    def optimizers(self) -> dict[str, FlatOptimizer]:
-        """Of V and M; C has no gradient."""
-        return {"the VAE": self.vae_optimizer, "the dynamics": self.dynamics_optimizer}
+    @property
+    def vae(self) -> ConvVAE:
+        """V."""
+        return cast(ConvVAE, self.vae_learner.module)
 
-    # ------------------------------------------------------------ acting
+    @property
+    def dynamics(self) -> MDNRNN:
+        """M."""
+        return cast(MDNRNN, self.dynamics_learner.module)
+
+    @property
+    def gradient_steps(self) -> int:
+        """Taken by all hooks together."""
+        return self.budget.steps + self.dynamics_budget.steps
+
+    def with_new_names(self, state: Mapping[str, Tree]) -> Mapping[str, Tree]:
+        """As `old_names` say; earlier versions counted the steps of all hooks in one number."""
+        renamed = super().with_new_names(state)
+        if "steps" in renamed.get("dynamics_budget", {"steps": 0}):
+            return renamed
+        return {**renamed, "dynamics_budget": {**renamed["dynamics_budget"], "steps": 0}}
+
+    # ------------------------------------------------------------------------------------- acting
 
     def initial_state(self, batch: int) -> State:
         """M's memory before an episode."""
         return self.dynamics.initial_state(batch)
 
     def act(self, obs: Any, state: State, *, deterministic: bool) -> Action:
-        """By the middle of the search; z is a sample, or its mean if that is wanted."""
+        """The actions of the search's mean; z is sampled, or its mean if deterministic."""
         return self._decide(obs, state, self.search.mean[None], deterministic=deterministic)
 
     def try_out(self, obs: Any, state: State, *, deterministic: bool) -> Action:
-        """Every environment by its own candidate."""
+        """Each environment with the actions of its own candidate."""
         candidates = self.search.ask()[self.trials.candidates]
         return self._decide(obs, state, candidates, deterministic=True)
 
     @torch.no_grad()
     def _decide(self, obs: Any, state: State, rows: Any, *, deterministic: bool) -> Action:
-        """By one controller for all [1, n], or by one for each of N environments [N, n]."""
+        """The actions of one controller for all [1, n], or of one for each environment [N, n]."""
         latent, log_var = self.vae.encode(obs)
         if not deterministic:
             noise = torch.randn(latent.shape, generator=self.action_rng)
@@ -275,15 +320,15 @@ class WorldModels(EarningWorkflow):
         return Action(action, state)
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
-        """Go on with this generation's trials; where there are none, just act."""
+        """Continue the trials of this generation; without trials, collect with `act`."""
         now = at(self.config, step)
         self.temperature = now.temperature
         collector, disturbed = self.context.collector, step != self.next_step
-        dreams = self.config.fitness == "dream"
-        if step < self.config.learning_starts or dreams or self.trials.complete:
-            if disturbed:  # another policy has played, which has another memory
+        warm_up = step < self.config.learning_starts
+        if warm_up or self.config.fitness == "dream" or self.trials.complete:
+            if disturbed:  # another policy has collected, which has another memory
                 collector.restart()
-            result = super().collect_step(step, phase=phase)
+            result = self.collect(self.random_actions if warm_up else self.act, phase)
         else:
             begun = self.trials.in_round and self.trials.elapsed > 0
             if disturbed or not begun:
@@ -305,10 +350,10 @@ class WorldModels(EarningWorkflow):
         self.trials.count(rows[REWARD].cpu().numpy(), ended, gamma)
         return result
 
-    # ------------------------------------------------------------ learning
+    # ----------------------------------------------------------------------------------- learning
 
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
-        """Frames for V, windows for M; for C the returns of a generation, or starts of dreams."""
+        """Frames for V, windows for M; for C the returns of a generation, or starts of rollouts."""
         now = at(self.config, phase["step"])
         self.temperature = now.temperature
         if hook == "update_controller":
@@ -316,90 +361,78 @@ class WorldModels(EarningWorkflow):
         length = 1
         if hook != "update_vae":  # one frame more than transitions, as long as episodes allow
             length = max(buffer.window_length(now.batch_length + 1), 2)
-        account = self.dynamics_earned if hook == "update_dynamics" else self.earned
-        due = self.due(phase, now.replay_ratio, account, ready=buffer.ready(length))
-        if due == 0:
-            return None
+        budget = self.dynamics_budget if hook == "update_dynamics" else self.budget
         size = now.batch_size if hook == "update_vae" else now.sequences
-        windows: Batch = buffer.sequences(size, length, due)
-        return windows
+        return sample_windows(
+            buffer, budget, phase, now.replay_ratio, batch_size=size, batch_length=length
+        )
 
     def _returns(self) -> Batch | None:
-        """Of every candidate, once all have played."""
+        """Of every candidate, once all trials are complete."""
         return {FITNESS: torch.from_numpy(self.trials.returns())} if self.trials.complete else None
 
     def _starts(self, buffer: Any, now: WorldModelsConfig) -> Batch | None:
-        """Windows that lead into dreams."""
+        """Windows after which imagined rollouts begin."""
         if not buffer.ready(now.context):
             return None
         return picked(buffer.sequences(now.episodes, now.context), 0)
 
     def update_vae(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """V alone: one gradient step per batch of frames [count, 1, B, …]."""
-        return self._learn(batch, phase, ("vae",), self.earned)
-
-    def update_dynamics(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """M alone: one gradient step per batch of windows [count, T + 1, B, …]."""
-        return self._learn(batch, phase, ("dynamics",), self.dynamics_earned)
-
-    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """Both on the same windows: V on as many of their frames as it takes at once."""
-        return self._learn(batch, phase, ("vae", "dynamics"), self.earned)
-
-    def _learn(
-        self, batch: Batch, phase: Phase, parts: tuple[str, ...], account: Earned
-    ) -> Metrics:
-        now, count = at(self.config, phase["step"]), len(batch[RESET])
-
-        def step(index: int) -> Metrics:
-            rows = picked(batch, index)
-            metrics: Metrics = {}
-            if "vae" in parts:
-                metrics |= self._learn_vae(rows[OBS].flatten(0, 1)[: now.batch_size], now)
-            if "dynamics" in parts:
-                metrics |= self._learn_dynamics(rows, now)
-            return metrics
-
-        steps = self.take_steps(count, step)
-        self.spend(count, phase, now.replay_ratio, account)
+        """One gradient step of V per batch of frames [K, 1, B, …]."""
+        now = at(self.config, phase["step"])
+        with all_or_nothing("World Models update", vae=self.vae_learner, budget=self.budget):
+            rows = minibatches(batch, self.budget, phase, now.replay_ratio)
+            steps = [_named(self._vae_step(each, now), "vae") for each in rows]
         return {**averages(steps), "gradient_steps": self.gradient_steps}
 
-    def _learn_vae(self, frames: Tensor, now: WorldModelsConfig) -> Metrics:
+    def update_dynamics(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """One gradient step of M per batch of windows [K, T + 1, B, …]."""
+        now, budget = at(self.config, phase["step"]), self.dynamics_budget
+        with all_or_nothing("World Models update", dynamics=self.dynamics_learner, budget=budget):
+            rows = minibatches(batch, budget, phase, now.replay_ratio)
+            steps = [_named(self._dynamics_step(each, now), "dynamics") for each in rows]
+        return {**averages(steps), "gradient_steps": self.gradient_steps}
+
+    def update_world_model(self, batch: Batch, *, phase: Phase) -> Metrics:
+        """Both on the same windows: V on the first `batch_size` of their frames."""
+        now, steps = at(self.config, phase["step"]), []
+        learners = {"vae": self.vae_learner, "dynamics": self.dynamics_learner}
+        with all_or_nothing("World Models update", **learners, budget=self.budget):
+            for rows in minibatches(batch, self.budget, phase, now.replay_ratio):
+                vae, dynamics = self._vae_step(rows, now), self._dynamics_step(rows, now)
+                steps.append({**_named(vae, "vae"), **_named(dynamics, "dynamics")})
+        return {**averages(steps), "gradient_steps": self.gradient_steps}
+
+    def _vae_step(self, rows: Batch, now: WorldModelsConfig) -> Update:
+        frames = rows[OBS].flatten(0, 1)[: now.batch_size]
         noise = self._normal((len(frames), now.latent))
         tolerance = scalar(now.kl_tolerance, self.context.device)
-        rates = self.rates(now.vae_rate, now)
-        return _named(self.vae_optimizer.step(frames, noise, tolerance, **rates), "vae")
+        sizes = step_sizes(now.vae_rate, now.max_grad_norm, self.context.device)
+        return self.vae_learner.step(frames, noise, tolerance, **sizes)
 
-    def _learn_dynamics(self, rows: Batch, now: WorldModelsConfig) -> Metrics:
-        """z is drawn anew every time: M must not learn one sample by heart."""
-        mean, log_var = self._encode(rows[OBS])
-        scales = (scalar(each, self.context.device) for each in (now.reward_scale, now.end_scale))
-        metrics = self.dynamics_optimizer.step(
+    def _dynamics_step(self, rows: Batch, now: WorldModelsConfig) -> Update:
+        """z is sampled again in every step, so that M does not overfit to one sample."""
+        mean, log_var = encode(self.vae, rows[OBS])
+        device = self.context.device
+        return self.dynamics_learner.step(
             draw(mean, log_var, self._normal(mean.shape)),
             as_vector(self.space, rows[PREVIOUS_ACTION]),
             rows[RESET],
             rows[REWARD],
             rows[TERMINATED],
-            *scales,
-            **self.rates(now.dynamics_rate, now),
+            scalar(now.reward_scale, device),
+            scalar(now.end_scale, device),
+            **step_sizes(now.dynamics_rate, now.max_grad_norm, device),
         )
-        return _named(metrics, "dynamics")
-
-    @torch.no_grad()
-    def _encode(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log-variance of frames [T, B, …], some rows at a time."""
-        rows = max(_PIECE // frames.shape[1], 1)
-        pieces = [self.vae.encode(each) for each in frames.split(rows)]
-        return torch.cat([each[0] for each in pieces]), torch.cat([each[1] for each in pieces])
 
     def _normal(self, size: Any) -> Tensor:
         noise = torch.randn(size, generator=self.model_rng, device=self.model_rng.device)
         return noise.to(self.context.device)
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
-        """One generation: the returns of its candidates, played or dreamt, move the search."""
+        """One generation of CMA-ES, by the real or imagined returns of its candidates."""
         now = at(self.config, phase["step"])
-        fitness = batch[FITNESS] if FITNESS in batch else self._dreamt(batch, now)
+        fitness = batch[FITNESS] if FITNESS in batch else self._imagined_fitness(batch, now)
         returns = fitness.double().cpu().numpy()
         self.search.tell(returns)
         self.trials.begin_generation()
@@ -410,78 +443,20 @@ class WorldModels(EarningWorkflow):
             "generation": self.search.generation,
         }
 
-    # ------------------------------------------------------------ dreaming
-
-    def begin_dream(self, seen: Batch, generator: torch.Generator | None = None) -> State:
-        """Where M stands at the last of real frames [T, B, …]: its z, and the memory before it.
-
-        Nothing is drawn: z is the mean of what V sees.
-        """
-        with torch.no_grad():
-            latent, _ = self._encode(seen[OBS])
-            action = as_vector(self.space, seen[PREVIOUS_ACTION])
-            state = self.initial_state(latent.shape[1])
-            if len(latent) > 1:
-                _, state = self.dynamics.sequence(latent[:-1], action[1:], seen[RESET][:-1], state)
-            going_on = (~seen[RESET][-1]).float().unsqueeze(-1)
-            memory = {name: each * going_on for name, each in state.items()}
-        return {LATENT: latent[-1], **memory}
-
     @torch.no_grad()
-    def dream_step(
-        self, state: State, action: Any, generator: torch.Generator
-    ) -> tuple[State, Tensor, Tensor]:
-        """One step of a dream: the state after actions [N, …], rewards, and chances to go on."""
-        device = state[LATENT].device
-        vector = as_vector(self.space, torch.as_tensor(action, device=device))
-        noise = self.dynamics.noise((len(vector),), generator).to(device)
-        return dream_step(self.dynamics, state, vector, noise, self.temperature)
-
-    @torch.no_grad()
-    def look(self, state: State) -> Tensor:
-        """What a dream's states look like: images [N, C, H, W] in [0, 1]."""
-        return self.vae.decode(state[LATENT])
-
-    @torch.no_grad()
-    def imagine(self, *, horizon: int, **options: Any) -> Batch:
-        """What is expected after sequences `seen` [T, B, …], if `actions` [H, B, …] follow.
-
-        Without `seen`, after the newest frames of the buffer; without `actions`, the controller
-        acts. Frames, actions, rewards and chances to go on, [H, B, …].
-        """
-        seen, given = wanted_dream(self.context.buffers, horizon, options)
-        state = self.begin_dream(seen)
-        rng = torch.Generator().manual_seed(int(options.get("seed", 0)))
-        mean = torch.as_tensor(self.search.mean[None], dtype=torch.float32)
-        found: dict[str, list[Tensor]] = {}
-        for now in range(horizon):
-            features = controller_features(state[LATENT], state, self.config.memory)
-            raw = controls(mean.to(features.device), features[None], vector_size(self.space))[0]
-            action = decided(self.space, raw, self.squash) if given is None else given[now]
-            state, reward, continues = self.dream_step(state, action, rng)
-            row = {OBS: self.look(state), ACTION: action, REWARD: reward, CONTINUES: continues}
-            for name, each in {**row, LATENT: state[LATENT]}.items():
-                found.setdefault(name, []).append(each)
-        return {name: torch.stack(each) for name, each in found.items()}
-
-    def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
-        """Something that was played, and what M foresaw of it."""
-        return open_loop(self, {OBS: self.image}, FORESEEN)
-
-    @torch.no_grad()
-    def _dreamt(self, seen: Batch, now: WorldModelsConfig) -> Tensor:
-        """The fitness of the candidates in dreams from windows [T, R, …]."""
+    def _imagined_fitness(self, seen: Batch, now: WorldModelsConfig) -> Tensor:
+        """The mean returns of the candidates in rollouts imagined after windows [T, R, …]."""
         candidates = torch.as_tensor(
             self.search.ask(), dtype=torch.float32, device=self.context.device
         )
-        lead = (now.horizon, seen[RESET].shape[1])
-        return dreamed_returns(
+        lead, rng = (now.horizon, seen[RESET].shape[1]), self.imagination_rng
+        return imagined_returns(
             self.dynamics,
             candidates,
-            self.begin_dream(seen),
+            self.imagination.start(seen),
             ~seen[TERMINATED][-1],
-            self.dynamics.noise(lead, self.dream_rng).to(candidates.device),
-            torch.rand(lead, generator=self.dream_rng).to(candidates.device),
+            self.dynamics.noise(lead, rng).to(candidates.device),
+            torch.rand(lead, generator=rng).to(candidates.device),
             space=self.space,
             squash=self.squash,
             memory=now.memory,
@@ -489,7 +464,29 @@ class WorldModels(EarningWorkflow):
             gamma=now.gamma,
         )
 
+    # -------------------------------------------------------------------------------- imagination
 
-def _named(metrics: Metrics, part: str) -> Metrics:
-    """By the part they belong to; the gradient itself is not for logs."""
-    return {f"{part}_{name}": each for name, each in metrics.items() if name != "gradient"}
+    @property
+    def imagination(self) -> FrameImagination:
+        """How to roll M out, at the temperature of now."""
+        return FrameImagination(self.vae, self.dynamics, self.space, self.temperature)
+
+    def imagine(self, *, horizon: int, **options: Any) -> Batch:
+        """Predict `horizon` steps with the search's mean as C; see `open_loop.predict`."""
+        return predict(self.imagination, self._imagined_action, self.context, horizon, **options)
+
+    def _imagined_action(self, state: State) -> Tensor:
+        features = controller_features(state[LATENT], state, self.config.memory)
+        mean = torch.as_tensor(self.search.mean[None], dtype=torch.float32, device=features.device)
+        raw = controls(mean, features[None], vector_size(self.space))[0]
+        return decided(self.space, raw, self.squash)
+
+    def pictures(self, paths: Sequence[Any]) -> Mapping[str, Picture]:
+        """The newest episode, and an open-loop prediction of it."""
+        return newest_episode_pictures(self, {OBS: self.image}, OPEN_LOOP_STEPS)
+
+
+def _named(step: Update, part: str) -> Metrics:
+    """The metrics of a gradient step with the name of the part."""
+    metrics = {**step.metrics, "loss": step.loss, "grad_norm": step.grad_norm}
+    return {f"{part}_{name}": each for name, each in metrics.items()}
