@@ -49,37 +49,6 @@ class Counters:
             setattr(self, name, int(value))
 
 
-@dataclass
-class Earned:
-    """Gradient steps that environment steps have earned and nobody has taken yet.
-
-    Exact at every point: with a ratio of 0.3 the steps 1 … n have earned floor(0.3 n). Fractions
-    are carried, and there is nothing to catch up with after a restart.
-    """
-
-    seen: int = 0  # environment steps that were counted
-    parts: int = 0  # millionths of a gradient step
-
-    def count(self, step: int, ratio: float) -> int:
-        """Take note of the steps since the last call; the whole gradient steps that are due."""
-        self.parts += round(ratio * PARTS) * max(step - self.seen, 0)
-        self.seen = max(step, self.seen)
-        return self.parts // PARTS
-
-    def spend(self, count: int) -> None:
-        """So many were taken."""
-        self.parts -= count * PARTS
-
-    def state_dict(self) -> dict[str, Any]:
-        """Both numbers."""
-        return asdict(self)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Both numbers, strictly."""
-        fresh = Earned(**state)
-        self.seen, self.parts = int(fresh.seen), int(fresh.parts)
-
-
 class UpdateBudget:
     """How many gradient steps the replay ratio allows, and how many were taken.
 

@@ -41,7 +41,6 @@ from rl_lab.core.schema import RunConfig
 from rl_lab.core.seeding import Streams, integer
 from rl_lab.core.spec import Box, Dict, EnvSpec, Observation
 from rl_lab.core.state import Stateful
-from rl_lab.core.target import Target
 from rl_lab.display.sinks import Sinks
 from rl_lab.envs.make import make_vector
 from rl_lab.envs.unit_actions import UnitActions
@@ -283,7 +282,7 @@ def warm_parts(
     state = workflow.with_new_names(state)
     found: list[tuple[Stateful, Mapping[str, Any]]] = []
     for name, part in workflow.parts().items():
-        if isinstance(part, nn.Module | Target) and name in state:
+        if isinstance(part, nn.Module) and name in state:
             found.append((part, state[name]))
         if isinstance(part, Learner) and isinstance(there := state.get(name), Mapping):
             pairs = (part.module, there.get("module")), (part.target, there.get("target"))

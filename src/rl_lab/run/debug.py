@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from rl_lab.core.batch import Batch, Metrics
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.learner import Learner, networks
-from rl_lab.core.optim import FlatOptimizer
 from rl_lab.core.protocols import Phase
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Stateful
@@ -85,7 +84,7 @@ def watch_weights(run: Orchestrator) -> None:
     log = MetricLog(run.folder / "logs" / WEIGHTS)
     run.resources.callback(log.close)
     for part in run.workflow.parts().values():
-        if isinstance(part, FlatOptimizer | Learner):
+        if isinstance(part, Learner):
             part.inspected = True
     for name, hook in run.hooks.items():
         run.hooks[name] = _watched(run, log, hook)
@@ -130,13 +129,9 @@ def weight_statistics(
 def named_gradients(parts: Mapping[str, Stateful]) -> dict[str, Tensor]:
     """The last gradient of every parameter that has one, whoever computed it."""
     found = {name: w.grad for name, w in _parameters(parts) if w.grad is not None}
-    owners = {id(part): name for name, part in parts.items()}
     for name, part in parts.items():
         if isinstance(part, Learner):
             found |= {f"{name}.{each}": grad for each, grad in part.named_gradients().items()}
-        if isinstance(part, FlatOptimizer) and id(part.module) in owners:
-            owner = owners[id(part.module)]
-            found |= {f"{owner}.{name}": each for name, each in part.named_gradients().items()}
     return found
 
 
