@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from workflows.test_dqn import GAMMA, PHASE, SMALL, box, network
 
 import space_envs  # noqa: F401  (registers its worlds)
+from algorithms.test_dqn import GAMMA, PHASE, SMALL, box, network
 from rl_lab.algorithms.dqn import DQNConfig, dqn_loss, voted_entropy
 from rl_lab.algorithms.greedy import policy_entropy
 from rl_lab.config.schema import to_tree

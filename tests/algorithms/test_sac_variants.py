@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from workflows.test_sac import CONTINUOUS, DISCRETE, SMALL, batch_of, learn
 
+from algorithms.test_sac import CONTINUOUS, DISCRETE, SMALL, batch_of, learn
 from rl_lab.algorithms.replay import ERROR
 from rl_lab.core.batch import NEXT_OBS, OBS
 from rl_lab.core.errors import ConfigError, UserError
