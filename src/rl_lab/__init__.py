@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     )
     from rl_lab.core.batch import Action, CollectResult
     from rl_lab.core.registry import register
+    from rl_lab.run.callback import Callback
     from rl_lab.run.session import Outcome
 
 __all__ = [
     "Action",
+    "Callback",
     "CollectResult",
     "Outcome",
     "Policy",
@@ -52,6 +54,7 @@ __all__ = [
 ]
 _ELSEWHERE = {
     "Action": "rl_lab.core.batch",
+    "Callback": "rl_lab.run.callback",
     "CollectResult": "rl_lab.core.batch",
     "Outcome": "rl_lab.run.session",
     "Workflow": "rl_lab.algorithms.base",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from rl_lab.analysis.playing import Playback, check_show, play_policy
 from rl_lab.analysis.verify import Verdict
 from rl_lab.analysis.verify import verify as verify_run
+from rl_lab.analysis.view import with_report
 from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.collect.play import Played
@@ -330,7 +331,12 @@ def _each(
 
 
 def _view(view: View | None, progress: bool | None, notes: Sequence[str] = ()) -> View:
-    """What shows a run: as given, or the terminal view, or only its warnings."""
+    """What shows a run, and writes its report."""
+    return with_report(_shown(view, progress, notes))
+
+
+def _shown(view: View | None, progress: bool | None, notes: Sequence[str]) -> View:
+    """As given, or the terminal view, or only its warnings."""
     if view is not None:
         return view
     if not (is_watched() if progress is None else progress):

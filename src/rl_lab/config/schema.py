@@ -15,7 +15,6 @@ from rl_lab.core.schedule import Schedule
 from rl_lab.envs.make import EnvironmentConfig
 from rl_lab.networks.actor_critic import NetworkConfig
 from rl_lab.records.checkpoint import CheckpointConfig
-from rl_lab.run.interventions import Intervention
 
 VERSION = 1
 ABSENT = "(absent)"
@@ -46,8 +45,8 @@ class TrainingConfig:
     warm_start_parts: list[str] = option(
         ["*"], "patterns of the parameters to take from it, e.g. ['torsos.*']"
     )
-    interventions: list[Intervention] = option(
-        [], "rules that change options of the algorithm when a metric stalls"
+    callbacks: dict[str, Any] = variants(
+        "callback", "code of your own that is called during the run, by name"
     )
 
     def __post_init__(self) -> None:

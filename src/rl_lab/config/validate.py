@@ -29,10 +29,14 @@ from rl_lab.config.values import (
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.schedule import Schedule, bind
-from rl_lab.run.interventions import find_problems
 
 T = TypeVar("T")
 COMBINED = ("algorithm", "buffers", "environment", "network")  # an algorithm's `check` sees these
+# Options that are gone: an empty one is ignored, of another one this is the error.
+RETIRED = {
+    "training.interventions": "is a callback now: copy examples/interventions.py, then write "
+    "plugins: [interventions.py] and training.callbacks: {rules: {type: interventions, rules: […]}}"
+}
 TARGETED = ("components", "optimizers")  # blocks that may name classes at any depth
 
 
@@ -144,7 +148,10 @@ class Checker:
         hints = get_type_hints(schema)
         known = {each.name: each for each in fields(schema)}  # type: ignore[arg-type]
         for key in tree:
-            if str(key) not in known:
+            if join(path, key) in RETIRED:
+                if tree[key]:
+                    self.report(join(path, key), RETIRED[join(path, key)])
+            elif str(key) not in known:
                 self.report(join(path, key), unknown_key(path, str(key), known))
         values: dict[str, Any] = {}
         for name, each in known.items():
@@ -411,8 +418,11 @@ class Checker:
             usual = Checker({}).block(type(config.network), {}, "network")
             for path, message in (*part_problems(config), *unused(config, usual)):
                 self.report(path, message)
-        for path, message in find_problems(config.training.interventions, config.algorithm):
-            self.report(path, message)
+        for name, callback in config.training.callbacks.items():
+            joined: Callable[[RunConfig], list[str]] | None = getattr(callback, "check", None)
+            names = [each.name for each in fields(callback)]
+            for message in joined(config) if joined else ():
+                self.refused(message, f"training.callbacks.{name}", names)
         own_check: Callable[[RunConfig], list[str]] | None = getattr(
             config.algorithm, "check", None
         )

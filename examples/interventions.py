@@ -1,22 +1,36 @@
-"""When a metric stalls, hyperparameters change: `training.interventions`.
+"""A callback that changes hyperparameters when a metric stalls. Train with it:
 
-A rule watches one metric. Each report of it (an evaluation for `eval/…`, an update for `train/…`,
-a rollout for `collect/…`) is an improvement or not; after `patience` reports without one, the
-rule's actions are applied to the algorithm's options. What was applied is a list of rules in order,
-which is saved as a part of the workflow: options are computed from it and from the configuration.
+    rl-lab train --config examples/interventions.yaml
+
+A rule watches one metric. Each report of it (an evaluation for `eval/…`, an update for `train/…`, a
+rollout for `collect/…`) is an improvement or not; after `patience` reports without one, the actions
+of the rule are applied to the algorithm's options. What was applied is a list of rules in order,
+which is saved: options are computed from it and from the configuration.
+
+| key | meaning |
+|---|---|
+| `metric` | its full name |
+| `mode`, `min_delta` | `max` (the default) or `min`; the least change that is an improvement |
+| `patience` | reports in a row without an improvement before the rule acts; then it counts again |
+| `cooldown` | reports after it acted that do not count |
+| `actions` | `{key, multiply}`, `{key, add}` or `{key, set}`, with `min` and `max` |
+| `revert` | at the next improvement, everything that this rule has changed is taken back |
+
+A key is a `float` of the algorithm's block; of a schedule, the value is changed and its course goes
+on. A bound stops a push and never pulls: a schedule that is below `min` already stays there. What
+could grow or fall without limit needs a bound, so every value that can be reached is checked before
+the run. What changed is in the log, counted in `train/interventions`, and part of every checkpoint:
+a resumed run goes on with the changed values. `config.yaml` stays as it was.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, ClassVar, Literal
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab import Callback, register
 from rl_lab.core.errors import did_you_mean
 from rl_lab.core.options import option
 from rl_lab.core.schedule import Schedule, at
-
-if TYPE_CHECKING:
-    from rl_lab.run.orchestrator import Orchestrator
 
 BLOCK = "algorithm."
 
@@ -91,24 +105,28 @@ class Intervention:
         return gain > self.min_delta
 
 
-def find_problems(rules: Sequence[Intervention], algorithm: Any) -> list[tuple[str, str]]:
-    """Path and message of everything that does not fit this algorithm."""
-    found = []
-    numbers = changeable(algorithm)
-    for number, rule in enumerate(rules):
-        for index, action in enumerate(rule.actions):
-            path = f"training.interventions.{number}.actions.{index}"
-            if action.key not in numbers:
-                hint = did_you_mean(action.key, numbers)
-                found.append((f"{path}.key", f"no float option of this algorithm{hint}"))
-                continue
-            for name in ("set", "min", "max"):
-                if (value := getattr(action, name)) is not None:
-                    try:
-                        replace(algorithm, **{action.name: value})
-                    except ValueError as error:
-                        found.append((f"{path}.{name}", f"{error} ({action.key})"))
-    return found
+@dataclass(frozen=True, kw_only=True)
+class InterventionsConfig:
+    rules: list[Intervention] = option([], "each is judged by itself")
+
+    def check(self, config: Any) -> list[str]:
+        """Path and message of everything that does not fit the algorithm of the run."""
+        found = []
+        numbers = changeable(config.algorithm)
+        for number, rule in enumerate(self.rules):
+            for index, action in enumerate(rule.actions):
+                path = f"rules.{number}.actions.{index}"
+                if action.key not in numbers:
+                    hint = did_you_mean(action.key, numbers)
+                    found.append(f"{path}.key: no float option of this algorithm{hint}")
+                    continue
+                for name in ("set", "min", "max"):
+                    if (value := getattr(action, name)) is not None:
+                        try:
+                            replace(config.algorithm, **{action.name: value})
+                        except ValueError as error:
+                            found.append(f"{path}.{name}: {error} ({action.key})")
+        return found
 
 
 def changeable(algorithm: Any) -> dict[str, float | Schedule]:
@@ -136,18 +154,39 @@ def applied(changes: Iterable[Change], value: float) -> float:
     return value
 
 
-class Interventions:
-    """The rules at work on one workflow, whose `config` they replace by a changed copy."""
+@register("callback", "interventions")
+class Interventions(Callback):
+    """The rules at work on one algorithm, whose `config` they replace by a changed copy."""
 
-    def __init__(self, rules: Sequence[Intervention], workflow: Workflow) -> None:
-        self.rules = list(rules)
-        self.workflow = workflow
-        self.original = workflow.config
-        self.best: list[float | None] = [None for _ in rules]
-        self.stalled = [0 for _ in rules]  # reports in a row without an improvement
-        self.cooling = [0 for _ in rules]  # reports that do not count yet
+    Config: ClassVar[type] = InterventionsConfig
+
+    def __init__(self, config: InterventionsConfig) -> None:
+        self.rules = config.rules
+        self.best: list[float | None] = [None for _ in self.rules]
+        self.stalled = [0 for _ in self.rules]  # reports in a row without an improvement
+        self.cooling = [0 for _ in self.rules]  # reports that do not count yet
         self.applied: list[int] = []  # numbers of the rules that are in force, in order
         self.count = 0  # how often any of them acted
+
+    def initialize(self, run: Any) -> None:
+        self.attach(run.workflow)
+        run.resources.callback(self.warn_of_unseen, run)  # before the sinks are closed
+
+    def attach(self, algorithm: Any) -> None:
+        """Change the options of this algorithm from now on."""
+        self.algorithm, self.original = algorithm, algorithm.config
+
+    def on_metrics(self, run: Any, metrics: Mapping[str, float]) -> None:
+        for line in self.observe(metrics, run.counters.env_steps):
+            run.sinks.say(line)
+        run.progress.note({"train/interventions": self.count}, mean=False)
+
+    def warn_of_unseen(self, run: Any) -> None:
+        """At the end of a run: a metric that nothing reports is probably misspelled."""
+        if run.counters.env_steps >= run.config.training.total_timesteps:
+            for rule, best in zip(self.rules, self.best, strict=True):
+                if best is None:
+                    run.sinks.say(f"WARNING: interventions: no '{rule.metric}' was ever reported")
 
     def observe(self, numbers: Mapping[str, float], step: int) -> list[str]:
         """Judge what was reported; what changed, as lines for a human."""
@@ -178,12 +217,12 @@ class Interventions:
 
     def _become(self, rules: list[int], reason: str, step: int) -> list[str]:
         """Put other rules into force; nothing if no value would change by it."""
-        before, config = self.workflow.config, self._config(rules)
+        before, config = self.algorithm.config, self._config(rules)
         now, then = (changeable(at(each, step)) for each in (config, before))
         moved = [f"{key} {then[key]:.4g} → {now[key]:.4g}" for key in now if now[key] != then[key]]
         if not moved:
             return []
-        self.applied, self.workflow.config = rules, config
+        self.applied, self.algorithm.config = rules, config
         return [f"step {step}: {reason}: {', '.join(moved)}"]
 
     def _config(self, rules: Sequence[int]) -> Any:
@@ -210,33 +249,4 @@ class Interventions:
         """Stand there again, with the options as they were."""
         for name, value in state.items():
             setattr(self, name, value if name == "count" else list(value))
-        self.workflow.config = self._config(self.applied)
-
-
-def intervene(rules: Sequence[Intervention], workflow: Workflow) -> None:
-    """Make the rules a part of the workflow: what they changed is saved and loaded with it."""
-    if rules:
-        vars(workflow)["interventions"] = Interventions(rules, workflow)
-
-
-def watch_metrics(run: "Orchestrator") -> None:
-    """Show every metric of a run to the rules of its workflow."""
-    rules = vars(run.workflow).get("interventions")
-    if not isinstance(rules, Interventions):
-        return
-
-    def look(numbers: Mapping[str, float]) -> None:
-        for line in rules.observe(numbers, run.counters.env_steps):
-            run.sinks.say(line)
-        run.progress.note({"train/interventions": rules.count}, mean=False)
-
-    def tell_unseen() -> None:
-        if run.counters.env_steps >= run.config.training.total_timesteps:
-            for rule, best in zip(rules.rules, rules.best, strict=True):
-                if best is None:
-                    run.sinks.say(
-                        f"WARNING: training.interventions: no '{rule.metric}' was ever reported"
-                    )
-
-    run.on_note = look
-    run.resources.callback(tell_unseen)  # before the sinks are closed
+        self.algorithm.config = self._config(self.applied)
