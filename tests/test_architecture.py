@@ -98,7 +98,7 @@ OUTSIDE = {"os", "io", "pathlib", "shutil", "json", "time", "logging", "subproce
 HOW = {"loss", "losses", "network", "networks", "optimizer", "optimizers", "optimiser", "gradient"}
 HOW |= {"gradients", "backward", "actor", "critic", "encoder", "learning"}
 PLAIN_LOOPS = ("benchmarking/plain_ppo.py", "benchmarking/plain_dqn.py")  # use none of our parts
-ENVIRONMENTS = {"env", "envs", "environment", "vector", "train_environment", "eval_environment"}
+ENVIRONMENTS = {"env", "envs", "environment", "vector", "train_environment"}
 HEAVY = {"torch", "numpy", "gymnasium", "hydra", "omegaconf", "yaml", "rich", "safetensors"}
 
 

@@ -176,7 +176,6 @@ def make_context(config: RunConfig) -> WorkflowContext:
         spec=environment.spec,
         device=config.experiment.device,
         train_environment=environment,
-        eval_environment=None,
         collector=collector,
         components=make_components(config, "components"),
         buffers=make_buffers(

@@ -49,7 +49,7 @@ from rl_lab.run.session_callbacks import (
 )
 from rl_lab.run.signals import stop_on_signals
 
-EXACT = ("E0", "E1", "E2")
+EXACT = ("E0", "E1")
 # What loading a state into a run that it was not made for may raise, besides a `UserError`.
 UNFIT = (KeyError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError, IndexError)
 # (config, folder, first step) -> what shows the run to a human
