@@ -1,5 +1,6 @@
 import os
 import signal
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -15,6 +16,14 @@ torch.set_num_threads(1)
 # A suite that was started in the background may have been told to ignore Ctrl-C; tests are not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """`@pytest.mark.needs("mujoco")`: skipped where that module is not installed."""
+    for module in [name for mark in item.iter_markers("needs") for name in mark.args]:
+        if find_spec(module) is None:
+            pytest.skip(f"needs {module}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -228,8 +228,8 @@ def test_pandas_is_optional(root, monkeypatch):
         rl_lab.metrics("CartPole", runs_dir=root).to_pandas()
 
 
+@pytest.mark.needs("pandas")
 def test_a_data_frame_has_the_steps_as_its_index(root):
-    pytest.importorskip("pandas")
     columns = rl_lab.metrics("CartPole", runs_dir=root)
     frame = columns.to_pandas()
     assert frame.index.tolist() == columns["step"].tolist()

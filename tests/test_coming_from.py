@@ -120,13 +120,28 @@ def pytest_runs():
     return True
 
 
-@pytest.mark.parametrize("row", WORKS, ids=command)
+NEEDS = {  # in the command -> what must be installed for it
+    "--plot": "matplotlib",
+    "rl-lab sweep": "optuna",
+    "HalfCheetah": "mujoco",
+    "og_wm_carracing": "Box2D",
+    "world_models": "cma",
+    ".mp4": "imageio_ffmpeg",
+    "ALE/": "ale_py",
+    "Pong": "ale_py",
+}
+
+
+def case(row):
+    marks = [pytest.mark.needs(each) for text, each in NEEDS.items() if text in command(row)]
+    return pytest.param(row, marks=marks, id=command(row))
+
+
+@pytest.mark.parametrize("row", map(case, WORKS))
 def test_what_works_works(row, monkeypatch, capsys):
     if row[1].startswith("nothing"):
         return
     words = shlex.split(command(row))
-    if "Pong" in words:
-        pytest.importorskip("ale_py")
     if words[:2] == ["pip", "install"]:
         assert (ROOT / words[words.index("-r") + 1]).is_file()  # tests/test_requirements.py
     elif words[0] == "make":

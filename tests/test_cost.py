@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import rl_lab
+from extras import installed_case
 from rl_lab.core.batch import LOG_PROB, REWARD
 
 PHASE = {"name": "train", "step": 0}
@@ -117,7 +118,7 @@ def collecting(run) -> Callable[[], object]:
     return lambda: run.workflow.collect_step(0, phase=PHASE)
 
 
-@pytest.mark.parametrize("env", COLLECT)
+@pytest.mark.parametrize("env", map(installed_case, COLLECT))
 def test_a_vector_step(tiny, env):
     run = tiny(f"{env}:ppo_none", *MATCHED)
     collect = collecting(run)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from rl_lab.core.batch import Action, CollectResult
     from rl_lab.core.errors import UserError
     from rl_lab.core.registry import register
+    from rl_lab.run.callback import Callback
     from rl_lab.run.policy import Policy
     from rl_lab.run.session import Outcome
 
@@ -61,6 +62,7 @@ __all__ = [
     "Action",
     "Algorithm",
     "BrownianConfig",
+    "Callback",
     "CollectResult",
     "DQNConfig",
     "DreamerV1Config",
@@ -107,6 +109,7 @@ __all__ = [
 _ELSEWHERE = {
     "Action": "rl_lab.core.batch",
     "Algorithm": "rl_lab.algorithms.base",
+    "Callback": "rl_lab.run.callback",
     "CollectResult": "rl_lab.core.batch",
     "Outcome": "rl_lab.run.session",
     "Policy": "rl_lab.run.policy",

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 from rl_lab.analysis.playing import Playback, check_show, play_policy
 from rl_lab.analysis.verify import Verdict
 from rl_lab.analysis.verify import verify as verify_run
+from rl_lab.analysis.view import with_report
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.collect.play import Played
 from rl_lab.config import catalog
@@ -624,7 +625,12 @@ def _each(seed: int | Iterable[int] | None, calls: Sequence[Callable[[], Run]]) 
 
 
 def _view(view: View | None, progress: bool | None) -> View:
-    """What shows a run: as given, or the terminal view, or only its warnings."""
+    """What shows a run, and writes its report."""
+    return with_report(_shown(view, progress))
+
+
+def _shown(view: View | None, progress: bool | None) -> View:
+    """As given, or the terminal view, or only its warnings."""
     if view is not None:
         return view
     if not (is_watched() if progress is None else progress):

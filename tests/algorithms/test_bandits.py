@@ -39,7 +39,6 @@ def agents(kind, *, num_envs=1, contexts=1, arms=2, seed=0, **options):
         spec=EnvSpec("bandit", Discrete(contexts), Discrete(arms)),
         device="cpu",
         train_environment=SimpleNamespace(num_envs=num_envs),
-        eval_environment=None,
         collector=None,
         components={},
         buffers={},

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from extras import installed_case
 from rl_lab.algorithms.dreamer import parts as world_parts
 from rl_lab.algorithms.dreamer.rssm import RSSM
 from rl_lab.algorithms.dreamer.world_model import Scalar
@@ -57,7 +58,7 @@ def workflow_of(*words):
     return workflow
 
 
-@pytest.mark.parametrize("name", REPLACED)
+@pytest.mark.parametrize("name", map(installed_case, REPLACED))
 def test_a_replaced_part_learns_and_resumes_exactly(tmp_path, name):
     base, words = REPLACED[name]
     plain = tiny_run(tmp_path / "plain", *base).run
@@ -185,6 +186,7 @@ def test_imagine_writes_predicted_and_true_numbers(dreamer, tmp_path, capsys):
     assert main(words) == 0 and file.read_text() == first
 
 
+@pytest.mark.needs("matplotlib")
 def test_imagine_draws_vectors_and_films_images(dreamer, tmp_path, capsys):
     picture = tmp_path / "dream.png"
     words = ["imagine", "@last", "--horizon", "3", "--runs-dir", str(dreamer), "-o"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from extras import installed_case
 from tiny_world_models import ONE, WORDS
 
 SIZES = {"deter": 8, "hidden": 8, "stoch": 3, "units": 8, "layers": 1, "channels": 2}
@@ -22,7 +23,7 @@ def made(tiny, name, limit, collects):
     return run
 
 
-@pytest.mark.parametrize("name", ["world_models", "dreamer_v3", "planet"])
+@pytest.mark.parametrize("name", [installed_case("world_models"), "dreamer_v3", "planet"])
 def test_a_picture_ends_with_the_episode(tiny, name):
     """Episodes of 9 steps have 10 frames: 5 are seen, 5 are foreseen."""
     run = made(tiny, name, 9, 4)
@@ -39,6 +40,7 @@ def test_a_picture_ends_with_the_episode(tiny, name):
         np.testing.assert_allclose(layer.paths[0][:, 1], truth[:, 0], atol=1e-6)
 
 
+@pytest.mark.needs("cma")
 def test_an_episode_that_ends_before_anything_can_be_foreseen_is_not_drawn(tiny):
     assert made(tiny, "world_models", 4, 4).workflow.pictures([]) == {}
     assert made(tiny, "world_models", 5, 4).workflow.pictures([])

@@ -38,7 +38,6 @@ def learner(kind=QLearning, *, states=4, actions=2, num_envs=1, seed=0, **option
         spec=EnvSpec("table", Discrete(states), Discrete(actions)),
         device="cpu",
         train_environment=SimpleNamespace(num_envs=num_envs),
-        eval_environment=None,
         collector=None,
         components={},
         buffers={},

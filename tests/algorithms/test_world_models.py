@@ -55,6 +55,7 @@ def test_each_action_dimension_has_its_own_squashing():
     assert brake.tolist() == pytest.approx([-1.0, 2 * up - 1, -1.0, 1.0])
 
 
+@pytest.mark.needs("cma")
 @pytest.mark.parametrize("names", ["[tanh,sigmoid]", "[tanh,tanh,tanh]"])
 def test_a_squashing_for_another_number_of_actions_is_refused(tiny, names):
     found = f"algorithm.squash names {names.count(',') + 1} functions, and 'PixelTrack-v0' has 1"
@@ -164,6 +165,7 @@ def frames(count, seed=0):
     return torch.from_numpy(drawn)
 
 
+@pytest.mark.needs("cma")
 def test_the_action_sees_the_memory_from_before_and_the_memory_takes_it_in_after(run):
     workflow = run.workflow
     workflow.search.strategy.mean = np.random.default_rng(0).normal(size=7)
@@ -180,6 +182,7 @@ def test_the_action_sees_the_memory_from_before_and_the_memory_takes_it_in_after
         assert torch.allclose(decision.state[name], each, atol=1e-6)
 
 
+@pytest.mark.needs("cma")
 def test_without_memory_only_the_frame_counts(tiny):
     workflow = tiny(*WORDS, ONE, "algorithm.memory=false").workflow
     assert workflow.search.mean.shape == (3,)  # two latents and a bias
@@ -190,6 +193,7 @@ def test_without_memory_only_the_frame_counts(tiny):
     assert torch.equal(first, second)
 
 
+@pytest.mark.needs("cma")
 def test_trials_see_what_an_evaluation_would_see(run):
     workflow = run.workflow
     workflow.trials.begin_round()
@@ -213,6 +217,7 @@ def window(length=4, batch=2):
     }
 
 
+@pytest.mark.needs("cma")
 def test_a_dream_begins_where_acting_would_be(run):
     """The memory before the last frame, by the actions that were really taken."""
     workflow, seen = run.workflow, window()
@@ -232,6 +237,7 @@ def test_a_dream_begins_where_acting_would_be(run):
     assert not alone["cell"].any()
 
 
+@pytest.mark.needs("cma")
 def test_imagine_gives_frames_rewards_and_chances(run):
     workflow, seen = run.workflow, window()
     found = workflow.imagine(horizon=5, seen=seen)

@@ -8,7 +8,7 @@ from rl_lab.api import configure
 from rl_lab.run.build import make_environment
 from tiny_world_models import TINY_PARTS
 
-pytest.importorskip("Box2D")
+pytestmark = pytest.mark.needs("Box2D", "cma")
 CAR = "CarRacing-v3:world_models_small"
 WORDS = [*TINY_PARTS, "environment.num_envs=1", "environment.vectorization=sync"]
 WORDS += ["algorithm.population=4", "environment.max_episode_steps=200", "evaluation.num_envs=1"]

@@ -13,6 +13,8 @@ from rl_lab.envs.dream import DreamEnv
 from rl_lab.envs.track import PixelTrackEnv
 from tiny_world_models import ONE, PHASES, TINY_PARTS, WORDS
 
+pytestmark = pytest.mark.needs("cma")
+
 
 def play(run, hook=None, count=1):
     for _ in range(count):

@@ -45,6 +45,7 @@ def resumed_without_its_episodes(run):
 EVENTS = [restarted, resumed_without_its_episodes, _take_another_future]
 
 
+@pytest.mark.needs("cma")
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("before", [1, 2])
 def test_a_round_whose_episodes_were_begun_anew_is_played_again(tiny, expected, event, before):
@@ -57,6 +58,7 @@ def test_a_round_whose_episodes_were_begun_anew_is_played_again(tiny, expected, 
     assert np.array_equal(fitness(run), expected)
 
 
+@pytest.mark.needs("cma")
 @pytest.mark.parametrize("bad", [1, 4])  # of the first collect, which begins the round; of the next
 def test_a_skipped_rollout_does_not_spoil_its_round(tiny, expected, bad):
     run = tiny(*WORDS, ONE, SHORT, "compute.on_nonfinite=skip")
@@ -81,6 +83,7 @@ def test_vectors_with_one_seed_for_all_cannot_compare_candidates(vector):
     tiny_config(*words, "algorithm.fitness=dream")
 
 
+@pytest.mark.needs("cma")
 def test_dreams_of_now_have_the_temperature_of_now(tiny):
     """From 1 to 3 within 1024 steps: 1 at first, 2 in the middle of the run."""
     words = ["algorithm.temperature={start: 1.0, end: 3.0}", "algorithm.fitness=dream"]

@@ -324,7 +324,10 @@ def test_one_run_is_warned_about(lab, capsys):
     assert "only 1 seed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["plot.png", "plot.svg", "plot.html"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("plot.png", marks=pytest.mark.needs("matplotlib")), "plot.svg", "plot.html"],
+)
 def test_plots_are_one_file(lab, tmp_path, capsys, name):
     file = tmp_path / name
     words = ["--metrics", "reward,loss", "--runs-dir", str(lab), "--plot", str(file)]

@@ -10,10 +10,11 @@ from made_runs import made_run
 from rl_lab.analysis import report
 from rl_lab.analysis.groups import load_run
 from rl_lab.analysis.report import write_group_report, write_report
+from rl_lab.analysis.view import with_report
 from rl_lab.cli.main import main
 from rl_lab.display.sinks import Sink
 from rl_lab.records.run_directory import list_runs
-from rl_lab.run.session import resume, train
+from rl_lab.run.session import no_view, resume, train
 from tiny_runs import tiny_config
 
 NAMES = ["report.md", "report.html", "report.svg"]
@@ -156,7 +157,7 @@ def test_a_run_writes_its_own_report_when_it_ends(tmp_path):
     # Everything that the run knew is in it: the sink is called after the last row was written.
     words = ["CartPole-v1:ppo_none", "training.total_timesteps=256", "logging.report=true"]
     command = ["rl-lab", "train", "CartPole-v1:ppo"]
-    outcome = train(tiny_config(*words), root=tmp_path, command=command)
+    outcome = train(tiny_config(*words), root=tmp_path, command=command, view=with_report(no_view))
     text = (outcome.run.path / "report.md").read_text()
     assert "| status | finished |" in text and "rl-lab train CartPole-v1:ppo\n" in text
     test = outcome.summary["test"]["last"]["return_mean"]
@@ -164,7 +165,7 @@ def test_a_run_writes_its_own_report_when_it_ends(tmp_path):
     assert f"rl-lab evaluate {outcome.run.id}:best --episodes 100" in text
     assert "eval/return_mean, last" in text and "train/loss, last" in text
     assert "| resumed | 0 times," in text
-    resume("@last", root=tmp_path)
+    resume("@last", root=tmp_path, view=with_report(no_view))
     assert "| resumed | 1 times," in (outcome.run.path / "report.md").read_text()
 
 
@@ -174,7 +175,7 @@ def test_a_run_that_was_interrupted_has_a_report_too(tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     config = tiny_config("CartPole-v1:ppo_none", "logging.report=true")
-    outcome = train(config, root=tmp_path, view=lambda config, directory, start: [CtrlC()])
+    outcome = train(config, root=tmp_path, view=with_report(lambda *_: [CtrlC()]))
     assert outcome.exit_code == 130
     text = (outcome.run.path / "report.md").read_text()
     assert "| status | interrupted |" in text and "| environment steps | 64 of 1,024 |" in text
@@ -183,7 +184,7 @@ def test_a_run_that_was_interrupted_has_a_report_too(tmp_path):
 def test_a_report_that_fails_never_fails_the_run(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "to_markdown", lambda title, blocks: 1 / 0)
     words = ["CartPole-v1:random", "training.total_timesteps=64", "logging.report=true"]
-    outcome = train(tiny_config(*words), root=tmp_path)
+    outcome = train(tiny_config(*words), root=tmp_path, view=with_report(no_view))
     assert outcome.summary["status"] == "finished" and outcome.exit_code == 0
     assert "ReportSink is off from here: " in outcome.run.log_file.read_text()
 

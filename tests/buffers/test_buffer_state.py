@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.buffers import storage
 from rl_lab.buffers.hindsight import HindsightConfig, HindsightReplay
 from rl_lab.buffers.prioritized import PrioritizedConfig, PrioritizedReplay

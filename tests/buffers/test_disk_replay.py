@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.buffers.disk import DiskConfig, DiskReplay
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.core.errors import UserError

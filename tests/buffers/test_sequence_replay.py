@@ -5,9 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Replay

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.buffers import ram
 from rl_lab.buffers.prioritized import PrioritizedConfig, PrioritizedReplay
 from rl_lab.buffers.replay_buffer import UniformConfig, UniformReplay

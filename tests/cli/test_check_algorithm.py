@@ -54,6 +54,7 @@ def test_each_run_is_announced(capsys):
     assert "bit for bit" in printed.out
 
 
+@pytest.mark.needs("cma")
 def test_what_looks_at_images_is_checked_in_the_middle_of_its_search(monkeypatch, capsys):
     small = {"latent": 2, "channels": [2, 4], "hidden": 4, "sequences": 2, "batch_size": 8}
     more = {f"algorithm.{name}": value for name, value in small.items()}

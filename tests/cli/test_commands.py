@@ -113,6 +113,7 @@ def test_debug_is_a_small_run_unless_told_otherwise(capsys):
     assert config.compute.compile == "on"
 
 
+@pytest.mark.needs("wandb")
 def test_track_sends_the_run_to_wandb_too(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     words = ["CartPole-v1:random", *SMALL, "--track", "-q", "--runs-dir", str(tmp_path)]

@@ -43,8 +43,8 @@ def test_a_search_finds_what_is_nearly_written_so():
     assert list_environments("zzzqqq") == []
 
 
+@pytest.mark.needs("ale_py")
 def test_a_search_loads_the_families_that_are_installed():
-    pytest.importorskip("ale_py")
     assert "ALE/Pong-v5" in list_environments("Pong")
 
 

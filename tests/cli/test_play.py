@@ -80,8 +80,8 @@ def test_it_plays_what_the_policy_does(call, root, tmp_path):
     assert other["returns"] == by_hand(root, 3, seed=8) != found["returns"]
 
 
+@pytest.mark.needs("imageio_ffmpeg")
 def test_every_frame_of_every_episode_is_in_the_film(call, root, tmp_path):
-    pytest.importorskip("imageio_ffmpeg")
     words = ["--episodes", "2", "--max-steps", "7", "--video", "a.mp4", "--json"]
     found = call("CartPole", *words)
     assert found["lengths"] == [7, 7] and found["returns"] == [7, 7]
@@ -94,6 +94,7 @@ def test_every_frame_of_every_episode_is_in_the_film(call, root, tmp_path):
         assert difference.mean() < 2 and (shown[start] != shown[start + 4]).any()
 
 
+@pytest.mark.needs("imageio_ffmpeg")
 def test_without_a_screen_it_is_filmed_into_the_run(call, root):
     text = call("PointGoal", "--episodes", "2", "--max-steps", "3")
     first, second, mean, film = text.splitlines()
@@ -141,8 +142,8 @@ def test_samples_are_those_of_evaluate(call, root):
     assert measured.returns == first["returns"][:1]
 
 
+@pytest.mark.needs("imageio_ffmpeg")
 def test_ctrl_c_keeps_the_film_so_far(call, tmp_path, monkeypatch):
-    pytest.importorskip("imageio_ffmpeg")
     shown = []
 
     def impatient(rendered, id):

@@ -6,9 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.algorithms.reinforce import whole_episodes
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.core.batch import (

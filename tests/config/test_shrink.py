@@ -26,6 +26,7 @@ def small(spec, steps, *words):
     return configure(spec, [f"training.total_timesteps={steps}", *words], small=True)
 
 
+@pytest.mark.needs("cma")
 @pytest.mark.parametrize("steps", [300, 1_000, 2_000])
 @pytest.mark.parametrize("spec", [TRACK, DREAM, LAB, PAPER])
 def test_every_phase_comes_and_every_part_learns(tmp_path, spec, steps):
@@ -100,6 +101,7 @@ def test_numbers_that_fit_still_fit():
     assert largest_divisor(7, 5) == 1
 
 
+@pytest.mark.needs("cma")
 def test_debug_comes_to_every_phase(tmp_path, capsys):
     words = [TRACK, "--debug", "--total-timesteps", "300", *SMALL_NETWORKS, *QUIET]
     assert main(["train", *words, "--runs-dir", str(tmp_path)]) == 0
@@ -110,6 +112,7 @@ def test_debug_comes_to_every_phase(tmp_path, capsys):
         assert name in text
 
 
+@pytest.mark.needs("cma")
 def test_a_plain_total_is_a_cap_and_says_what_never_comes(tmp_path, capsys):
     words = [TRACK, "--total-timesteps", "300", *SMALL_NETWORKS, *QUIET]
     assert main(["train", *words, "-q", "--runs-dir", str(tmp_path)]) == 0
@@ -121,6 +124,7 @@ def test_a_plain_total_is_a_cap_and_says_what_never_comes(tmp_path, capsys):
     assert find_run("@last", tmp_path)[0].read_summary()["updates"] == 0
 
 
+@pytest.mark.needs("cma")
 def test_smoke_trains_every_part(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["smoke", DREAM, "--presets", "--timesteps", "300"]) == 0

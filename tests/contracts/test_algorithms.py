@@ -2,12 +2,14 @@
 
 from dataclasses import fields, is_dataclass
 from functools import cache
+from itertools import starmap
 from typing import get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
+from extras import installed_case
 from rl_lab.algorithms.base import VALUES, Workflow
 from rl_lab.config import catalog
 from rl_lab.core import registry
@@ -107,8 +109,8 @@ def decide(orchestrator, *, deterministic: bool) -> tuple:
     return np.asarray(decision.action).tobytes(), fingerprint(decision.state)
 
 
-every_workflow = pytest.mark.parametrize("name", WORKFLOWS)
-everywhere = pytest.mark.parametrize(("name", "env"), places())
+every_workflow = pytest.mark.parametrize("name", map(installed_case, WORKFLOWS))
+everywhere = pytest.mark.parametrize(("name", "env"), starmap(installed_case, places()))
 
 
 @everywhere
@@ -227,7 +229,7 @@ def floats() -> list[tuple[str, str, float]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "key", "start"), floats())
+@pytest.mark.parametrize(("name", "key", "start"), starmap(installed_case, floats()))
 def test_every_number_may_follow_a_schedule(tmp_path, name, key, start):
     schedule = f"algorithm.{key}={{start: {start}, end: {start / 2}}}"
     short = ["training.total_timesteps=128", "evaluation.every_steps=0"]
@@ -254,7 +256,7 @@ def fixed_floats() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize(("name", "key"), fixed_floats())
+@pytest.mark.parametrize(("name", "key"), starmap(installed_case, fixed_floats()))
 def test_a_number_that_cannot_follow_a_schedule_says_so_before_the_run(tmp_path, name, key):
     schedule = f"algorithm.{key}={{start: 0.5, end: 0.25}}"
     short = ["training.total_timesteps=128", "evaluation.test_episodes=0", schedule]

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.core.returns import explained_variance, gae
 
 

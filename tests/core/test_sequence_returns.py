@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.core.returns import gae, lambda_return, monte_carlo_return, multi_step_return
 
 

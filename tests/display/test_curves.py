@@ -6,6 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from rl_lab.core.picture import Lines, Picture
@@ -20,6 +21,7 @@ def colours(png: bytes) -> set[tuple[int, ...]]:
     return {tuple(each) for each in np.unique(image.reshape(-1, 3), axis=0).tolist()}
 
 
+@pytest.mark.needs("matplotlib")
 def test_labelled_lines_differ_and_others_are_alike():
     plain = render(Picture("plain", [Lines(FLAT)]))
     named = render(Picture("plain", [Lines(FLAT, ["one", "two"])]))
@@ -28,6 +30,7 @@ def test_labelled_lines_differ_and_others_are_alike():
     assert render(Picture("plain", [Lines(FLAT, ["one", "three"])])) != named  # they can be read
 
 
+@pytest.mark.needs("matplotlib")
 def test_the_example_draws_a_curve_for_every_agent(tmp_path, monkeypatch, capsys):
     file = Path(__file__).parents[2] / "examples/bandits/regret.py"
     spec = importlib.util.spec_from_file_location("regret", file)

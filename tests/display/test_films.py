@@ -40,6 +40,7 @@ def test_an_mp4_shows_what_was_filmed(tmp_path):
     assert shown[2][middle, middle].min() > 200 > 55 > shown[0][middle + 21, middle + 21].max()
 
 
+@pytest.mark.needs("matplotlib")
 def test_without_the_writer_it_is_a_gif(tmp_path, monkeypatch):
     from PIL import Image
 

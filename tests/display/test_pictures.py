@@ -51,6 +51,7 @@ def coloured(image: np.ndarray, colour: tuple[int, int, int]) -> np.ndarray:
     return np.argwhere((image == colour).all(-1))  # [M, (row, column)]
 
 
+@pytest.mark.needs("matplotlib")
 def test_layers_are_drawn_where_they_belong():
     blue, red = (31, 119, 180), (214, 39, 40)
     square = {"x_limits": (-1.0, 1.0), "y_limits": (-1.0, 1.0)}
@@ -71,12 +72,14 @@ def test_layers_are_drawn_where_they_belong():
     assert (inner == inner[:, :1]).all() and len(np.unique(inner.reshape(-1, 3), axis=0)) > 2
 
 
+@pytest.mark.needs("matplotlib")
 def test_the_same_picture_is_the_same_bytes():
     picture = Picture("a", [Points(np.zeros((1, 2)))], x_label="x", y_label="y")
     assert render(picture) == render(picture) and b"Software" not in render(picture)
     assert render(picture) != render(Picture("b", picture.layers, x_label="x", y_label="y"))
 
 
+@pytest.mark.needs("matplotlib")
 def test_a_sink_writes_one_file_for_each(tmp_path):
     picture = Picture("a", [Bars(["x"], [1.0])])
     PictureSink(tmp_path / "pictures").draw(1500, {"one": picture, "two": picture})
@@ -136,6 +139,7 @@ def files(run) -> list[str]:
     return sorted(each.name for each in folder.iterdir()) if folder.exists() else []
 
 
+@pytest.mark.needs("matplotlib")
 def test_a_run_with_something_to_show_shows_it_after_evaluations(tmp_path):
     states = "algorithm.picture_states=[[0.0, 0.0]]"
     outcome = tiny_run(tmp_path, "MultiGoal-v0:sql", *SQL, states)
@@ -143,6 +147,7 @@ def test_a_run_with_something_to_show_shows_it_after_evaluations(tmp_path):
     assert files(outcome.run) == names
 
 
+@pytest.mark.needs("matplotlib")
 def test_pictures_do_not_change_the_run(tmp_path):
     on, off = (
         tiny_run(tmp_path / each, "MultiGoal-v0:sql", *SQL, f"logging.pictures={each}")

@@ -27,8 +27,8 @@ def film(file: Path, count: int, fps: float = 25.0, **size: int) -> Path:
     return file
 
 
+@pytest.mark.needs("imageio_ffmpeg")
 def test_an_mp4_has_every_frame_and_even_sizes(tmp_path):
-    pytest.importorskip("imageio_ffmpeg")
     shown = read_mp4(film(tmp_path / "a.MP4", 12, height=47, width=63), 48, 64)
     assert len(shown) == 12
     means = shown[:, :47, :63].mean((1, 2, 3))
@@ -36,8 +36,8 @@ def test_an_mp4_has_every_frame_and_even_sizes(tmp_path):
     assert shown[:, 47].max() < 40  # what was added is black
 
 
+@pytest.mark.needs("imageio_ffmpeg")
 def test_an_mp4_is_encoded_while_it_is_filmed(tmp_path):
-    pytest.importorskip("imageio_ffmpeg")
     film(tmp_path / "before.mp4", 1)  # what is imported is not counted
     tracemalloc.start()
     film(tmp_path / "a.mp4", 200, height=240, width=240)  # 35 MB of frames
@@ -77,7 +77,9 @@ def test_a_large_gif_is_shrunk(tmp_path, monkeypatch):
     assert read_gif(whole)[0][0].shape == (48, 64, 3)
 
 
-@pytest.mark.parametrize("suffix", [".mp4", ".gif"])
+@pytest.mark.parametrize(
+    "suffix", [pytest.param(".mp4", marks=pytest.mark.needs("imageio_ffmpeg")), ".gif"]
+)
 def test_it_appears_whole_or_not_at_all(tmp_path, suffix):
     file = tmp_path / "new" / "folder" / f"film{suffix}"
     with filming(file) as add:

@@ -126,6 +126,7 @@ def read_back(folder):
 # The real one ------------------------------------------------------------------------------------
 
 
+@pytest.mark.needs("wandb")
 def test_a_run_is_in_its_offline_folder_row_for_row(tmp_path):
     outcome, recorder = tracked(tmp_path / "runs", "experiment.tags=[a]")
     ((run, rows, summary),) = read_back(outcome.run.path)
@@ -144,6 +145,7 @@ def test_a_run_is_in_its_offline_folder_row_for_row(tmp_path):
     assert run_hash(outcome.run) == run_hash(tiny_run(tmp_path / "plain").run)  # undisturbed
 
 
+@pytest.mark.needs("wandb")
 def test_a_resumed_run_goes_on_under_the_same_id_and_axis(tmp_path):
     outcome, _ = tracked(tmp_path)
     renamed = outcome.run.path.rename(tmp_path / "renamed")  # the id was written down
@@ -153,6 +155,7 @@ def test_a_resumed_run_goes_on_under_the_same_id_and_axis(tmp_path):
     assert second[1][0]["env_steps"] == 768 + 64 and second[1][-1]["env_steps"] == 1024
 
 
+@pytest.mark.needs("wandb")
 def test_what_is_not_finite_arrives(tmp_path):
     sink = WandbSink({**OPTIONS, "dir": str(tmp_path)})
     sink.write(5, {"a": math.nan, "b": 2.0})

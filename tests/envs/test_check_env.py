@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from extras import installed_case
 from rl_lab.envs.check import check_env
 from rl_lab.envs.make import list_environments
 
@@ -31,10 +32,10 @@ def test_exact_environments_are_proven(id: str, settings: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     ("id", "level"),
     [
-        ("Ant-v5", "E0"),
-        ("LunarLander-v3", "E1"),
-        ("BipedalWalker-v3", "E1"),
-        ("dm_control/finger-turn_hard", "E0"),
+        installed_case("Ant-v5", "E0"),
+        installed_case("LunarLander-v3", "E1"),
+        installed_case("BipedalWalker-v3", "E1"),
+        installed_case("dm_control/finger-turn_hard", "E0"),
     ],
 )
 def test_simulators_are_proven(id: str, level: str) -> None:
@@ -44,7 +45,7 @@ def test_simulators_are_proven(id: str, level: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("id", SIMULATORS)
+@pytest.mark.parametrize("id", map(installed_case, SIMULATORS))
 def test_every_simulator_is_proven(id: str) -> None:
     report = check_env(id, settings={"max_episode_steps": 250})
     assert report.exact and report.reason is None

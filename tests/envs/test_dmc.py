@@ -18,6 +18,7 @@ def make(id: str, seed: int = 0) -> Any:
     return make_vector(EnvironmentConfig(id=id), [seed])
 
 
+@pytest.mark.needs("dm_control")
 def test_all_tasks_of_the_suite_are_listed() -> None:
     SuiteEnv("pendulum", "swingup")  # imports it
     from dm_control import suite
@@ -28,6 +29,7 @@ def test_all_tasks_of_the_suite_are_listed() -> None:
     assert gym.registry["dm_control/lqr-lqr_2_1"].max_episode_steps is None
 
 
+@pytest.mark.needs("dm_control")
 def test_states_and_actions_are_the_suites_own() -> None:
     vector = make("dm_control/walker-walk", 5)
     first = vector.reset()
@@ -44,6 +46,7 @@ def test_states_and_actions_are_the_suites_own() -> None:
     assert (env.action_space.low == -1).all() and (env.action_space.high == 1).all()
 
 
+@pytest.mark.needs("dm_control")
 def test_seeds_decide_everything() -> None:
     def frames(vector: Any, seed: int | None) -> list[Any]:
         actions = np.full((5, 1, 2), 0.5, np.float32)
@@ -58,6 +61,7 @@ def test_seeds_decide_everything() -> None:
     assert frames(one, 1) == start and frames(one, 2**40) != start
 
 
+@pytest.mark.needs("dm_control")
 def test_the_time_limit_truncates_and_a_discount_of_zero_terminates() -> None:
     vector = make("dm_control/pendulum-swingup")
     vector.reset()
@@ -73,6 +77,7 @@ def test_the_time_limit_truncates_and_a_discount_of_zero_terminates() -> None:
     assert step.terminated[0] and not step.truncated[0]
 
 
+@pytest.mark.needs("dm_control")
 def test_arguments_reach_the_suite() -> None:
     arguments = {"task_kwargs": {"time_limit": 0.5}}
     config = EnvironmentConfig(id="dm_control/cartpole-balance", kwargs=arguments)
@@ -107,6 +112,7 @@ def test_a_missing_extra_is_one_line_with_the_command() -> None:
     ]
 
 
+@pytest.mark.needs("dm_control")
 def test_a_task_that_must_draw_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     env = SuiteEnv("quadruped", "escape")
 

@@ -16,6 +16,7 @@ from rl_lab.run.session import train
 from tiny_runs import tiny_config
 
 
+@pytest.mark.needs("mujoco")
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [("qpos", np.nan, "position"), ("qvel", 1e12, "velocity"), ("qfrc_applied", 1e300, "")],
@@ -37,6 +38,7 @@ def test_an_invalid_state_is_an_error(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.needs("dm_control")
 def test_the_suite_says_it_in_the_same_way() -> None:
     vector: Any = make_vector(EnvironmentConfig(id="dm_control/cheetah-run"), [0])
     vector.reset()
@@ -59,6 +61,7 @@ gym.register("Breaking-v0", entry_point=Breaking, max_episode_steps=50)
 """
 
 
+@pytest.mark.needs("mujoco")
 def test_a_run_stops_before_it_learns_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +72,7 @@ def test_a_run_stops_before_it_learns_from_it(
         train(tiny_config(*words), root=tmp_path / "runs")
 
 
+@pytest.mark.needs("mujoco")
 def test_only_arrays_that_stay_in_their_place_are_saved() -> None:
     """The others move when contacts come and go: written back, they would hit something else."""
     vector: Any = make_vector(EnvironmentConfig(id="Humanoid-v5"), [0])
@@ -84,6 +88,7 @@ def test_only_arrays_that_stay_in_their_place_are_saved() -> None:
     assert places() == before and {"xipos", "cinert", "qacc_warmstart"} < before.keys()
 
 
+@pytest.mark.needs("mujoco")
 def test_no_file_is_left_in_the_current_folder(tmp_path: Path) -> None:
     """It complains about HalfCheetah's model while it is made, into a file if nobody listens."""
     code = (

@@ -37,6 +37,7 @@ def own_choice(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
 
 
+@pytest.mark.needs("dm_control")
 @drawing
 def test_a_camera_sees_the_state_and_nothing_else_changes():
     blind = make_vector(EnvironmentConfig(id=CARTPOLE, kwargs=SHORT), [3])  # imported first
@@ -55,12 +56,14 @@ def test_a_camera_sees_the_state_and_nothing_else_changes():
     assert (seen.obs[0] == again.transpose(2, 0, 1)).all()
 
 
+@pytest.mark.needs("dm_control")
 @drawing
 def test_pixels_resume_exactly():
     report = check_env(CARTPOLE, steps=6, num_envs=1, settings={"kwargs": PIXELS})
     assert report.level == "E0" and report.exact, report
 
 
+@pytest.mark.needs("dm_control")
 @drawing
 def test_the_usual_camera():
     assert dmc.SuiteEnv("quadruped", "walk", from_pixels=True, size=8).camera == 2
@@ -143,8 +146,8 @@ def test_an_episode_is_shown_later():
         wrap(Picture(), [{"id": "SkipStart", "steps": -1}])
 
 
+@pytest.mark.needs("Box2D")
 def test_car_racing_as_in_the_paper():
-    pytest.importorskip("Box2D")
     raw = gym.make("CarRacing-v3", max_episode_steps=60)
     env = wrap(raw, [{"id": "SkipStart", "steps": 50}, *CAR])
     seen, _ = env.reset(seed=1)

@@ -90,6 +90,7 @@ def test_our_own_worlds_can_be_shown_and_are_the_same_worlds(id):
     assert make_vector(EnvironmentConfig(id=id), [0]).snapshot_level == "E0"
 
 
+@pytest.mark.needs("dm_control")
 @drawing
 def test_the_control_suite_draws_for_people_and_keeps_its_state():
     id = "dm_control/cartpole-balance"
@@ -109,6 +110,7 @@ def test_the_control_suite_draws_for_people_and_keeps_its_state():
     env.close()
 
 
+@pytest.mark.needs("mujoco")
 @drawing
 def test_mujoco_draws_without_a_screen():
     env = make_shown(EnvironmentConfig(id="InvertedPendulum-v5"), window=False)
@@ -117,6 +119,7 @@ def test_mujoco_draws_without_a_screen():
     env.close()
 
 
+@pytest.mark.needs("mujoco")
 @drawing
 @pytest.mark.parametrize(("kwargs", "camera"), [({}, 0), ({"camera_id": -1}, -1)])
 def test_the_camera_follows_unless_another_was_asked_for(kwargs, camera):
@@ -126,6 +129,7 @@ def test_the_camera_follows_unless_another_was_asked_for(kwargs, camera):
     env.close()
 
 
+@pytest.mark.needs("mujoco")
 def test_mujoco_without_opengl_is_one_line(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setattr(opengl, "is_usable", lambda backend: False)
@@ -170,8 +174,8 @@ def test_what_cannot_be_shown_is_said_in_one_line():
         del gym.registry["Windowed-v0"]
 
 
+@pytest.mark.needs("ale_py")
 def test_a_vector_with_observations_of_its_own_is_refused():
-    pytest.importorskip("ale_py")
     for kwargs in ({}, {"stack_num": 2}):
         config = EnvironmentConfig(id="ALE/Pong-v5", vectorization="native", kwargs=kwargs)
         with pytest.raises(UserError, match=r"vectorization=native.*evaluate` works; to play it"):

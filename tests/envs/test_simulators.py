@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extras import installed_case
 from rl_lab.core.errors import UserError
 from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Discrete
@@ -52,9 +53,9 @@ def rows(vector: Any, actions: Any) -> list[tuple[bytes, ...]]:
 @pytest.mark.parametrize(
     ("id", "level"),
     [
-        *((id, "E0") for id in MUJOCO),
-        *((f"dm_control/{name}", "E0") for name in SUITE),
-        *((id, "E1") for id in BOX2D),
+        *(installed_case(id, "E0") for id in MUJOCO),
+        *(installed_case(f"dm_control/{name}", "E0") for name in SUITE),
+        *(installed_case(id, "E1") for id in BOX2D),
     ],
 )
 def test_a_saved_simulator_goes_on_byte_for_byte(id: str, level: str) -> None:
@@ -78,6 +79,7 @@ def test_a_saved_simulator_goes_on_byte_for_byte(id: str, level: str) -> None:
             assert rows(other, actions[moment:]) == seen[moment:], moment
 
 
+@pytest.mark.needs("Box2D")
 def test_wrappers_outside_of_a_replay_are_captured() -> None:
     blocks = [{"id": "StickyActions", "probability": 0.5}, {"id": "FrameStack", "frames": 3}]
     vector = make("LunarLander-v3", 1, wrappers=blocks)
@@ -89,6 +91,7 @@ def test_wrappers_outside_of_a_replay_are_captured() -> None:
     assert rows(other, actions[15:]) == rows(vector, actions[15:])
 
 
+@pytest.mark.needs("mujoco")
 def test_a_changed_model_is_part_of_the_state() -> None:
     vector, other = make("Hopper-v5", 0), make("Hopper-v5", 1)
     vector.reset(), other.reset()
@@ -104,6 +107,7 @@ def test_a_changed_model_is_part_of_the_state() -> None:
     assert rows(other, actions) == rows(vector, actions)
 
 
+@pytest.mark.needs("mujoco")
 def test_every_array_and_flag_of_the_data_is_put_back() -> None:
     vector, other = make("Humanoid-v5", 0), make("Humanoid-v5", 1)
     vector.reset()
@@ -116,6 +120,7 @@ def test_every_array_and_flag_of_the_data_is_put_back() -> None:
         assert getattr(left, name).tobytes() == getattr(right, name).tobytes(), name
 
 
+@pytest.mark.needs("dm_control")
 def test_contacts_and_constraints_are_what_they_were() -> None:
     id = "dm_control/humanoid_CMU-stand"  # big enough for MuJoCo to use sparse matrices
     vector, other = make(id, 0), make(id, 1)
@@ -129,6 +134,7 @@ def test_contacts_and_constraints_are_what_they_were() -> None:
         assert getattr(left, name).tobytes() == getattr(right, name).tobytes(), name
 
 
+@pytest.mark.needs("mujoco")
 def test_a_state_does_not_fit_another_simulator() -> None:
     hopper = make("Hopper-v5", 0)
     hopper.reset()
@@ -140,6 +146,7 @@ def test_a_state_does_not_fit_another_simulator() -> None:
         snapshot.restore(walker.envs[0].unwrapped, tree)
 
 
+@pytest.mark.needs("mujoco")
 def test_a_snapshot_is_small() -> None:
     vector = make("Humanoid-v5", 0)
     vector.reset()

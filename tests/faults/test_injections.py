@@ -134,7 +134,7 @@ def inject(root, number):
         except NonFiniteError:
             ended = "stopped"
         assert injection.struck, "the test did not test anything"
-        skipped, rollbacks = sum(run.progress.skipped.values()), len(run.progress.rollbacks)
+        skipped, rollbacks = sum(run.guard.skipped.values()), len(run.guard.rollbacks)
         assert ended == "stopped" or skipped + rollbacks == 1, "nobody noticed"
         if policy == "raise":
             assert ended == "stopped"

@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 
+from extras import installed_case
 from rl_lab import api
 
 pytestmark = pytest.mark.slow
@@ -32,9 +33,9 @@ def final_return(tmp_path, spec: str, seed: int, *overrides: str) -> float:
         ("CartPole-v1:ppo_lstm_masked", 300),
         ("MountainCar-v0:ppo", -120),
         ("MountainCarContinuous-v0:ppo", 85),
-        ("LunarLander-v3:ppo", 150),
-        ("Hopper-v5:ppo", 1000),
-        ("Walker2d-v5:ppo", 2000),
+        installed_case("LunarLander-v3:ppo", 150),
+        installed_case("Hopper-v5:ppo", 1000),
+        installed_case("Walker2d-v5:ppo", 2000),
         ("FrozenLake-v1:ppo", 0.65),  # the optimum is 0.74
     ],
 )
@@ -61,10 +62,10 @@ def test_without_memory_the_masked_task_cannot_be_solved(tmp_path, seed):
         ("Pendulum-v1", -300),
         ("MountainCar-v0", -120),
         ("MountainCarContinuous-v0", 85),
-        ("LunarLander-v3", 150),
-        ("HalfCheetah-v5", 2500),
-        ("Hopper-v5", 1000),
-        ("Walker2d-v5", 2000),
+        installed_case("LunarLander-v3", 150),
+        installed_case("HalfCheetah-v5", 2500),
+        installed_case("Hopper-v5", 1000),
+        installed_case("Walker2d-v5", 2000),
         ("FrozenLake-v1", 0.65),
     ],
 )

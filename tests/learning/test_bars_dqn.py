@@ -7,6 +7,7 @@ has seen. Slow: `make learn`.
 import pytest
 import torch
 
+from extras import installed_case
 from rl_lab import api
 from rl_lab.algorithms import dqn
 
@@ -31,7 +32,7 @@ def tested(tmp_path, spec: str, seed: int, *overrides: str) -> dict[str, float]:
         ("CartPole-v1:dqn_quantile", 50_000, 450),
         ("CartPole-v1:dqn_noisy", 50_000, 450),
         ("Acrobot-v1:dqn", 100_000, -100),
-        ("LunarLander-v3:dqn", 150_000, 100),
+        installed_case("LunarLander-v3:dqn", 150_000, 100),
         ("CartPole-v1:r2d2_masked", 50_000, 400),
     ],
 )

@@ -2,6 +2,7 @@
 
 import pytest
 
+from extras import installed_case
 from rl_lab import api
 from rl_lab.algorithms.dreamer import dreamer
 
@@ -25,7 +26,7 @@ def tested(tmp_path, spec: str, seed: int) -> dict[str, float]:
         (f"{LAKE}:dreamer_v2", 0.9, 0.9),
         (f"{POLE}:dreamer_v3", 400, 400),  # at random 22
         (f"{POLE}:dreamer_v2", 200, 120),  # the last policy does not hold all of it
-        (f"{BALANCE}:dreamer_v1", 700, 700),  # at random 350
+        installed_case(f"{BALANCE}:dreamer_v1", 700, 700),  # at random 350
     ],
 )
 def test_learns(tmp_path, spec, best, last, seed):

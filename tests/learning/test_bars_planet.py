@@ -2,6 +2,7 @@
 
 import pytest
 
+from extras import installed_case
 from rl_lab import api
 from rl_lab.algorithms import planet
 
@@ -19,12 +20,13 @@ def final_return(tmp_path, spec: str, seed: int, *overrides: str) -> float:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
     ("spec", "bar"),
-    [(BALANCE, 800), ("Pendulum-v1:planet", -400)],  # at random 350 and -1200
+    [installed_case(BALANCE, 800), ("Pendulum-v1:planet", -400)],  # at random 350 and -1200
 )
 def test_learns(tmp_path, spec, bar, seed):
     assert final_return(tmp_path, spec, seed) >= bar
 
 
+@pytest.mark.needs("dm_control")
 def test_with_plans_of_the_world_before_the_action_it_does_not_learn(tmp_path, monkeypatch):
     """The reward of a state that the action has not changed yet: plans are one step late."""
     honest = planet.reward_sums

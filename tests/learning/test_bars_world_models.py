@@ -23,7 +23,7 @@ from rl_lab.display.sinks import Sinks
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.run.build import build_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("cma")]
 SPEC = "PixelTrack-v0:world_models"
 # C on z alone does not look at M: without its updates the run is the same, and shorter.
 ALONE = ["algorithm.memory=false", "training.phases.2.duration_updates=1"]

@@ -127,6 +127,7 @@ def test_dreamers_are_killed_three_times(tmp_path, words):
     check_killed(tmp_path, *words, kills=(17, 1, 14))
 
 
+@pytest.mark.needs("cma")
 @pytest.mark.slow
 @pytest.mark.parametrize("fitness", ["env", "dream"])
 def test_rounds_of_world_models_are_killed_three_times(tmp_path, fitness):

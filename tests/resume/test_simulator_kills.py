@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from killing import child, only_run
 
+from extras import installed_case
 from rl_lab.core.state import differences
 from tiny_runs import final_state, run_hash
 
@@ -42,7 +43,12 @@ def check(tmp_path: Path, id: str, level: str, vectorization: str) -> None:
 
 @pytest.mark.parametrize(
     ("id", "level", "vectorization"),
-    [(*IDS[0], "sync"), (*IDS[1], "process"), (*IDS[2], "sync"), (*IDS[4], "process")],
+    [
+        installed_case(*IDS[0], "sync"),
+        installed_case(*IDS[1], "process"),
+        installed_case(*IDS[2], "sync"),
+        installed_case(*IDS[4], "process"),
+    ],
 )
 def test_killed_twice(tmp_path: Path, id: str, level: str, vectorization: str) -> None:
     check(tmp_path, id, level, vectorization)
@@ -50,6 +56,6 @@ def test_killed_twice(tmp_path: Path, id: str, level: str, vectorization: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vectorization", ["sync", "process"])
-@pytest.mark.parametrize(("id", "level"), IDS)
+@pytest.mark.parametrize(("id", "level"), [installed_case(*each) for each in IDS])
 def test_killed_twice_everywhere(tmp_path: Path, id: str, level: str, vectorization: str) -> None:
     check(tmp_path, id, level, vectorization)

@@ -146,7 +146,7 @@ def test_debug_changes_nothing_of_the_run(tmp_path):
 
 def test_debug_names_the_parameter_whose_gradient_is_bad(tiny):
     orchestrator = tiny()
-    debug.watch_weights(orchestrator)
+    orchestrator.add_callback("weights", debug.WeightLog())
     learner = orchestrator.workflow.learner
     real, where = learner._apply, learner.names.index("critic.weight")
 
@@ -170,7 +170,7 @@ def test_debug_finds_a_bad_gradient_that_an_algorithm_applied(tiny):
         return {"norm": torch.tensor(1.0)}
 
     orchestrator.hooks["update"] = update
-    debug.watch_weights(orchestrator)
+    orchestrator.add_callback("weights", debug.WeightLog())
     orchestrator.execute("collect")
     with pytest.raises(NonFiniteError, match=r"gradient of learner\.critic\.weight"):
         orchestrator.execute("update")

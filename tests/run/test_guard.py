@@ -59,7 +59,7 @@ def test_a_skipped_update_never_was(tiny):
     assert fingerprint(orchestrator.workflow.get_state()) == before
     assert differences(orchestrator.streams.state_dict(), streams) == []
     assert orchestrator.counters.updates == orchestrator.scheduler.updates == 0
-    assert orchestrator.progress.skipped == {"update": 1}
+    assert orchestrator.guard.skipped == {"update": 1}
 
 
 def test_skipped_updates_are_counted_and_said(tiny):
@@ -161,7 +161,7 @@ def test_the_checkpoint_it_went_back_to_keeps_its_score(tiny):
     orchestrator = tiny(PPO, ROLLBACK, "training.total_timesteps=448")
     poison(orchestrator, updates={5})
     assert orchestrator.run()
-    assert orchestrator.progress.rollbacks[0]["to"] == 256
+    assert orchestrator.guard.rollbacks[0]["to"] == 256
     assert orchestrator.progress.best_step == 256
     assert orchestrator.store.best() == 256
     state = orchestrator.store.load(256)[0]

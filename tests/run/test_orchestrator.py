@@ -18,6 +18,7 @@ from rl_lab.records.run_directory import list_runs
 from rl_lab.run import build, session
 from rl_lab.run.build import seeds
 from rl_lab.run.session import resume
+from rl_lab.run.session_callbacks import RecordSummary
 from tiny_runs import final_state, run_hash, tiny_run
 
 
@@ -400,7 +401,7 @@ def test_offline_phases_are_logged_and_saved_by_their_updates(tiny):
         "evaluation.every_steps=0",
     )
     saved = []
-    run.on_save = lambda: saved.append(run.counters.updates)
+    run.add_callback("saved", RecordSummary(lambda: saved.append(run.counters.updates)))
     run.go_on()
     written = read_metrics(run.folder / "metrics.jsonl")
     rows = [row["updates"] for row in written if "train/loss" in row]

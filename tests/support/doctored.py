@@ -120,7 +120,7 @@ CODE = {
     "a wrapper's target": at("environment.wrappers", [{"_target_": MODULE}]),
     "a wrapper's argument": at("environment.wrappers", [{"id": "RewardShape", "f": "os:system"}]),
     "a phase": at("training.phases", [{"name": "a", "hooks": [{"_target_": MODULE}]}]),
-    "an intervention": at("training.interventions", [{"_target_": MODULE}]),
+    "a callback": at("training.callbacks", {"own": {"_target_": MODULE}}),
     "evaluation": at("evaluation._target_", MODULE),
     "checkpoint": at("checkpoint._target_", MODULE),
     "logging": at("logging.wandb._target_", MODULE),

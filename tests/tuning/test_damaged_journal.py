@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("optuna")
-
 from rl_lab.core.errors import UserError
 from rl_lab.tuning.driver import _check_trials
 from rl_lab.tuning.tuner import Tuner
+
+pytestmark = pytest.mark.needs("optuna")
 
 SPACE = {
     "algorithm.gamma": {"min": 0.9, "max": 0.99},

@@ -15,7 +15,7 @@ from rl_lab.tuning.jobs import Job, Pair, command, find, run_name, value
 from rl_lab.tuning.sweep_file import Objective, parse_sweep, read_sweep
 from rl_lab.tuning.tuner import Tuner
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.needs("optuna")
 
 TREE = {
     "name": "s",

@@ -16,7 +16,7 @@ from rl_lab.tuning.progress import Row, Watcher, overview, picture
 from rl_lab.tuning.sweep_file import parse_sweep
 from rl_lab.tuning.tuner import Tuner
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.needs("optuna")
 
 SWEEP = parse_sweep(
     {

@@ -10,7 +10,7 @@ from rl_lab.tuning.report import importances, write_report
 from rl_lab.tuning.sweep_file import Objective, parse_sweep
 from rl_lab.tuning.tuner import Tuner
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.needs("optuna")
 
 TREE = {
     "name": "s",

@@ -22,7 +22,7 @@ from rl_lab.tuning.report import best_preset, write_report
 from rl_lab.tuning.sweep_file import Sweep, read_sweep
 from rl_lab.tuning.tuner import Tuner
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.needs("optuna")
 
 # An environment that takes no time: what is left is the start of the processes.
 SMALL = {

@@ -11,7 +11,7 @@ from rl_lab.tuning.space import parse_space
 from rl_lab.tuning.sweep_file import Objective
 from rl_lab.tuning.tuner import Suggestion, Tuner, best
 
-pytest.importorskip("optuna")
+pytestmark = pytest.mark.needs("optuna")
 
 SPACE = {"x": {"min": -4.0, "max": 4.0}, "kind": ["a", [1, 2]], "n": {"min": 1, "max": 4}}
 

@@ -111,14 +111,13 @@ def train(
 
 def _run(request: Request, *, quiet: bool, as_json: bool, jobs: int, lines: bool) -> int:
     """Train, print, and return the exit code; `lines`: progress on stderr beside the JSON."""
+    from rl_lab.analysis.view import with_report
     from rl_lab.display.metric_style import load_display
     from rl_lab.run import session
     from rl_lab.tuning.wandb_sweep import agent_words
 
     silent = quiet or as_json
-    view = _quiet_view if silent else _terminal_view
-    if lines:
-        view = _line_view
+    view = with_report(_line_view if lines else _quiet_view if silent else _terminal_view)
     if not silent:
         load_display()  # a mistake in ./configs/metrics.yaml is told before anything starts
     if reference := _resumed(request):

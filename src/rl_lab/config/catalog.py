@@ -73,10 +73,6 @@ BUILT_INS = {
         "returns.monte_carlo": "rl_lab.algorithms.dreamer.parts:monte_carlo",
         "returns.n_step": "rl_lab.algorithms.dreamer.parts:n_step",
     },
-    "sink": {
-        "pictures": "rl_lab.display.pictures:PictureSink",
-        "report": "rl_lab.analysis.report:ReportSink",
-    },
     "wrapper": {
         "ActionMask": "rl_lab.envs.wrappers.action:ActionMask",
         "ActionRemap": "rl_lab.envs.wrappers.action:ActionRemap",

@@ -1,7 +1,7 @@
 """The one validator: a tree against the dataclasses, all problems at once with origins."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,10 +14,14 @@ from rl_lab.core.checker import TARGET, Checker, join, mapping
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.schedule import bind
 from rl_lab.core.schema import RunConfig
-from rl_lab.run.interventions import find_problems
 from rl_lab.run.phases import parse_phases
 
 COMBINED = ("algorithm", "buffers", "environment", "network")  # an algorithm's `check` sees these
+# Options that are gone: an empty one is ignored, of another one this is the error.
+RETIRED = {
+    "training.interventions": "is a callback now: copy examples/interventions.py, then write "
+    "plugins: [interventions.py] and training.callbacks: {rules: {type: interventions, rules: […]}}"
+}
 TARGETED = ("components", "optimizers")  # blocks that may name classes at any depth
 
 
@@ -110,8 +114,14 @@ class RunChecker(Checker):
         """A checker like this one that has found nothing yet."""
         return RunChecker(self.origins)
 
+    def is_ignored(self, path: str, value: Any) -> bool:
+        """Options that are gone, where a saved config has them empty."""
+        return path in RETIRED and not value
+
     def unknown_key(self, path: str, key: str, known: Mapping[str, Any]) -> str:
         """The new name of an old key, or the nearest one."""
+        if (retired := RETIRED.get(join(path, key))) is not None:
+            return retired
         renamed = new_name(join(path, key))
         if renamed:
             return f"unknown key (did you mean '{renamed}'?)"
@@ -201,8 +211,11 @@ class RunChecker(Checker):
             usual = Checker().block(type(config.network), {}, "network")
             for path, message in (*part_problems(config), *unused(config, usual)):
                 self.report(path, message)
-        for path, message in find_problems(config.training.interventions, config.algorithm):
-            self.report(path, message)
+        for name, callback in config.training.callbacks.items():
+            joined: Callable[[RunConfig], list[str]] | None = getattr(callback, "check", None)
+            names = [each.name for each in fields(callback)]
+            for message in joined(config) if joined else ():
+                self.refused(message, f"training.callbacks.{name}", names)
         names = [each.name for each in fields(config.algorithm)]
         self.combining = True
         for message in config.algorithm.check(config):

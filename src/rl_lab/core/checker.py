@@ -117,7 +117,7 @@ class Checker:
         hints = get_type_hints(schema)
         known = {each.name: each for each in fields(schema)}  # type: ignore[arg-type]
         for key in tree:
-            if str(key) not in known:
+            if str(key) not in known and not self.is_ignored(join(path, key), tree[key]):
                 self.report(join(path, key), self.unknown_key(path, str(key), known))
         values: dict[str, Any] = {}
         for name, each in known.items():
@@ -140,6 +140,10 @@ class Checker:
             elif each.default is MISSING and each.default_factory is MISSING:
                 self.report(where, "is required")
         return self.construct(schema, values, path)
+
+    def is_ignored(self, path: str, value: Any) -> bool:
+        """True for an unknown key that is dropped without a word."""
+        return False
 
     def unknown_key(self, path: str, key: str, known: Mapping[str, Any]) -> str:
         """What to say about a key that the dataclass does not have."""

@@ -24,9 +24,7 @@ class VectorEnv(Stateful, Protocol):
 
     num_envs: int
     spec: EnvSpec
-    snapshot_level: (
-        str  # E0 state captured, E1 replayed, E2 barrier reset, E3 reset on resume (inexact)
-    )
+    snapshot_level: str  # E0 state captured, E1 replayed, E3 reset on resume (inexact)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
         """Start every episode anew, with new seeds if given; the first observations [N, …]."""
@@ -198,15 +196,12 @@ class WorkflowContext:
     spec: EnvSpec
     device: str
     train_environment: VectorEnv
-    eval_environment: VectorEnv | None
     collector: Collector
     components: Mapping[str, Any]
     buffers: Mapping[str, Buffer]
     optimizers: Mapping[str, Any]
     rng: Streams
     initial_observation: Obs
-    global_step: int = 0
-    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def buffer(self, phase: Phase) -> Buffer:
         """The buffer that the phase names, or the first one."""

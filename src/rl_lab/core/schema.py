@@ -13,7 +13,6 @@ from typing import Any, Literal, Protocol
 from rl_lab.core.options import Options, option, section, variant, variants
 
 VERSION = 1
-ALGORITHM = "algorithm."  # how the paths of its options begin
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
 # ----------------------------------------------------------- what chosen blocks promise
@@ -185,71 +184,6 @@ class ExperimentConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change(Options):
-    """What happens to one option: exactly one of multiply, add and set."""
-
-    key: str = option("", "a float option of the algorithm, e.g. algorithm.learning_rate")
-    multiply: float | None = option(None, "times this; above 1 it needs a max", above=0)
-    add: float | None = option(None, "plus this; it needs a max, or a min if it is negative")
-    set: float | None = option(None, "to this value")
-    min: float | None = option(None, "never pushed below this")
-    max: float | None = option(None, "never pushed above this")
-
-    def __post_init__(self) -> None:
-        """Nothing may grow without limit: every value that can be reached is known before."""
-        super().__post_init__()
-        if [self.multiply, self.add, self.set].count(None) != 2:
-            raise ValueError("multiply, add, set: an action needs exactly one of them")
-        rises = (self.multiply or 0) > 1 or (self.add or 0) > 0
-        if rises and self.max is None:
-            raise ValueError("max must be given where a value can grow without limit")
-        if (self.add or 0) < 0 and self.min is None:
-            raise ValueError("min must be given where a value can fall without limit")
-
-    @property
-    def name(self) -> str:
-        """The option within its block."""
-        return self.key.removeprefix(ALGORITHM)
-
-    def __call__(self, value: float) -> float:
-        """The value after it. A bound stops a push, and never pulls what is beyond it already."""
-        if self.set is not None:
-            return self.set
-        pushed = value * self.multiply if self.multiply is not None else value + (self.add or 0.0)
-        if self.min is not None and pushed < self.min:
-            pushed = min(value, self.min)
-        if self.max is not None and pushed > self.max:
-            pushed = max(value, self.max)
-        return pushed
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intervention(Options):
-    """One rule: which metric, how long it may stall, and what is done about it."""
-
-    metric: str = option("eval/return_mean", "the metric that should improve")
-    patience: int = option(3, "reports in a row without an improvement before it acts", low=1)
-    min_delta: float = option(0.0, "a smaller change is no improvement", low=0)
-    mode: Literal["max", "min"] = option("max", "whether more or less is better")
-    actions: list[Change] = option([], "what to change", not_empty=True)
-    revert: bool = option(False, "take all of it back at the next improvement")
-    cooldown: int = option(0, "reports after it acted that do not count", low=0)
-
-    def __post_init__(self) -> None:
-        """A metric has a full name."""
-        super().__post_init__()
-        if "/" not in self.metric:
-            raise ValueError(f"metric must be a full name like eval/return_mean: '{self.metric}'")
-
-    def improved(self, value: float, best: float | None) -> bool:
-        """Compared with the best so far."""
-        if best is None:
-            return True
-        gain = value - best if self.mode == "max" else best - value
-        return gain > self.min_delta
-
-
-@dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Options):
     """How long, and in which phases."""
 
@@ -259,8 +193,8 @@ class TrainingConfig(Options):
     warm_start_parts: list[str] = option(
         ["*"], "patterns of the parameters to take from it, e.g. ['torsos.*']"
     )
-    interventions: list[Intervention] = option(
-        [], "rules that change options of the algorithm when a metric stalls"
+    callbacks: dict[str, Any] = variants(
+        "callback", "code of your own that is called during the run, by name"
     )
 
 

@@ -52,7 +52,6 @@ from rl_lab.records.provenance import numerics_fingerprint
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.run.budget import late_end
 from rl_lab.run.efficiency import Efficiency
-from rl_lab.run.interventions import intervene, watch_metrics
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.phases import PhaseDefinition, PhaseScheduler, parse_phases
 from rl_lab.run.signals import StopRequest
@@ -122,7 +121,8 @@ def build_run(
         efficiency=Efficiency(context.train_environment, collector.stopwatch, context.device),
         sinks=sinks,
     )
-    watch_metrics(run)
+    for name, block in config.training.callbacks.items():
+        run.add_callback(name, registry.of("callback", block)(block))
     return run, directory
 
 
@@ -194,7 +194,6 @@ def make_context(config: RunConfig) -> WorkflowContext:
         spec=environment.spec,
         device=config.experiment.device,
         train_environment=environment,
-        eval_environment=None,
         collector=collector,
         components=make_components(config, "components"),
         buffers=make_buffers(
@@ -238,7 +237,6 @@ def make_workflow(config: RunConfig, context: WorkflowContext) -> Workflow:
             f"{type(workflow).__name__}.{lost[0]} would be lost on resume: give its class "
             "state_dict and load_state_dict, or list it in parts()"
         )
-    intervene(config.training.interventions, workflow)
     return workflow
 
 

@@ -23,8 +23,8 @@ from rl_lab.records.commit import MANIFEST, CorruptCheckpoint, read_tree
 from rl_lab.records.config_file import read_config
 from rl_lab.records.mark import doubt
 from rl_lab.records.run_directory import RunDirectory, find_run
-from rl_lab.run import guard
 from rl_lab.run.build import build_run
+from rl_lab.run.guard import SAVE, check_update
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.progress import numbers_of
 from rl_lab.run.session import find_weights
@@ -119,14 +119,14 @@ def _again(
             run.load({**state, "parts": parts, "metrics_offset": 0})
         if hook == "collect":
             _until_after(run, step)
-        elif hook == guard.SAVE:
-            guard.check_good(run)
+        elif hook == SAVE:
+            run.guard.check_state()
         elif hook == "evaluate":
             run.measure()
         else:
             batch = map_leaves(lambda leaf: _on(leaf, config.experiment.device), batch)
             metrics = run.hooks[hook](batch, phase=run.scheduler.view())
-            guard.check_update(hook, numbers_of(metrics, hook))
+            check_update(hook, numbers_of(metrics, hook))
 
 
 def _checkpoints_beside(dump: Path) -> CheckpointStore:

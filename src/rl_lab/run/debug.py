@@ -4,7 +4,7 @@ import cProfile
 import io
 import pstats
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_lab.core.batch import Batch, Metrics
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.learner import Learner, networks
-from rl_lab.core.protocols import Phase
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Stateful
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.metrics import MetricLog
+from rl_lab.run.callback import Callback
 from rl_lab.run.orchestrator import Orchestrator
 
 PROFILE, WEIGHTS = "profile.txt", "debug.jsonl"  # in the run's logs/
@@ -76,37 +75,32 @@ def _module(trace: object) -> str:
 # -- weights and gradients ------------------------------------------------------------------------
 
 
-def watch_weights(run: Orchestrator) -> None:
-    """From now on every update is followed by a row of `logs/debug.jsonl`, and bad ones are named.
+class WeightLog(Callback):
+    """After every update a row of `logs/debug.jsonl`; a gradient that is not finite is named.
 
     Nothing here draws a random number or changes a weight: metrics.jsonl stays what it is.
     """
-    log = MetricLog(run.folder / "logs" / WEIGHTS)
-    run.resources.callback(log.close)
-    for part in run.workflow.parts().values():
-        if isinstance(part, Learner):
-            part.inspected = True
-    for name, hook in run.hooks.items():
-        run.hooks[name] = _watched(run, log, hook)
 
+    def initialize(self, run: Orchestrator) -> None:
+        """Open the file, and let optimizers keep their gradients."""
+        self.log = MetricLog(run.folder / "logs" / WEIGHTS)
+        run.resources.callback(self.log.close)
+        for part in run.workflow.parts().values():
+            if isinstance(part, Learner):
+                part.inspected = True
 
-def _watched(
-    run: Orchestrator, log: MetricLog, hook: Callable[..., Metrics]
-) -> Callable[..., Metrics]:
-    def call(batch: Batch, *, phase: Phase) -> Metrics:
-        metrics = hook(batch, phase=phase)
-        gradients = named_gradients(run.workflow.parts())
+    def after_update(self, run: Orchestrator, hook: str) -> None:
+        """One row."""
+        parts = run.workflow.parts()
+        gradients = named_gradients(parts)
         bad = [name for name, each in gradients.items() if not bool(torch.isfinite(each).all())]
         if bad:
             raise NonFiniteError(
                 f"the gradient of {', '.join(bad)} is not finite, and was applied",
                 {"parameters": bad, "applied": True},
             )
-        log.append(run.counters.env_steps, weight_statistics(run.workflow.parts(), gradients))
-        log.flush()
-        return metrics
-
-    return call
+        self.log.append(run.counters.env_steps, weight_statistics(parts, gradients))
+        self.log.flush()
 
 
 @torch.no_grad()

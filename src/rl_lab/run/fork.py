@@ -50,7 +50,7 @@ FIXED = (
         "algorithm.name",
         "training.phases",
     ),
-    *("training.interventions", "training.warm_start", "training.warm_start_parts"),
+    *("training.callbacks", "training.warm_start", "training.warm_start_parts"),
 )
 SCHEDULES = ("stretch", "keep")  # what a fork of another length makes of them
 

@@ -25,8 +25,9 @@ from rl_lab.display.sinks import Sinks
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.faults import fault
 from rl_lab.records.metrics import METRICS_CHECKSUM, MetricLog
-from rl_lab.run import guard
+from rl_lab.run.callback import Callback
 from rl_lab.run.efficiency import Efficiency
+from rl_lab.run.guard import Guard, check_data, check_score, check_update
 from rl_lab.run.phases import PhaseScheduler
 from rl_lab.run.progress import Progress, make_clocks, numbers_of
 from rl_lab.run.signals import StopRequest
@@ -55,10 +56,6 @@ class Orchestrator:
     efficiency: Efficiency
     sinks: Sinks
     stop: StopRequest = field(default_factory=StopRequest)
-    on_measure: Callable[[Evaluation], object] = lambda evaluation: None  # told what was measured
-    on_save: Callable[[], object] = lambda: None  # told after every checkpoint
-    on_rollback: Callable[[int], object] = lambda step: None  # told where the run went back to
-    on_note: Callable[[Mapping[str, float]], object] = lambda numbers: None  # told every metric
 
     def __post_init__(self) -> None:
         """Clocks, from the configuration."""
@@ -73,7 +70,13 @@ class Orchestrator:
         self.hooks: dict[str, Callable[..., Metrics]] = {
             name: getattr(self.workflow, name) for name in self.workflow.hooks
         }
-        self.exempt = guard.nonfinite_paths(guard.learned(self))  # meant to be so from the start
+        self.callbacks: dict[str, Callback] = {}
+        self.guard = Guard(self)
+
+    def add_callback(self, name: str, callback: Callback) -> None:
+        """Call it from now on."""
+        callback.initialize(self)
+        self.callbacks[name] = callback
 
     def run(self) -> bool:
         """Until the phases are over or somebody asks to stop. True if the run is complete."""
@@ -83,7 +86,7 @@ class Orchestrator:
             except Interrupted:  # in an evaluation, by a second signal: leave without saving
                 return False
             except NonFiniteError as error:
-                guard.roll_back(self, error)  # raises it again, unless that is wanted and possible
+                self.guard.roll_back(error)  # raises it again, unless that is wanted and possible
 
     def go_on(self) -> bool:
         """The loop itself."""
@@ -112,12 +115,12 @@ class Orchestrator:
         phase = self.scheduler.view()
         buffer = self.buffers[phase["buffer"] or next(iter(self.buffers))]
         steps = updates = 0
-        with guard.watching(self, action) as evidence:
+        with self.guard.watching(action) as evidence:
             if action == "collect":
                 policy = self.policies.get(phase["policy"] or "", self.workflow)
                 result = policy.collect_step(self.counters.env_steps, phase=phase)
                 if (rows := result.trajectory) is not None:
-                    guard.check_data(rows)
+                    check_data(rows)
                     buffer.add(rows)
                     self.workflow.track_statistics(rows)
                 self.counters.env_steps += (steps := result.steps)
@@ -128,7 +131,9 @@ class Orchestrator:
             elif (batch := self.workflow.sample(buffer, hook=action, phase=phase)) is not None:
                 evidence.batch = batch
                 numbers = numbers_of(self.hooks[action](batch, phase=phase), action)
-                guard.check_update(action, numbers)
+                for callback in self.callbacks.values():
+                    callback.after_update(self, action)
+                check_update(action, numbers)
                 self.note(numbers, mean=True)
                 updates = 1
         self.counters.updates += updates
@@ -146,7 +151,7 @@ class Orchestrator:
         due = clock.due(step) and step // clock.period * clock.period > warmup
         if due or (clock.period and step > warmup and self._ends_unmeasured()):
             started = time.perf_counter()
-            with guard.watching(self, "evaluate"):
+            with self.guard.watching("evaluate"):
                 self.measure()
             self.seconds["evaluate"] = time.perf_counter() - started
             self.clocks["log"].last = step
@@ -165,9 +170,10 @@ class Orchestrator:
     def measure(self) -> None:
         """One evaluation. Training state and random streams are left bit for bit."""
         summary = (seen := self.evaluate("eval", self.config.evaluation.episodes)).summary()
-        guard.check_score(summary["return_mean"])
+        check_score(summary["return_mean"])
         self.progress.measured_at = self._now()
-        self.on_measure(seen)
+        for callback in self.callbacks.values():
+            callback.after_evaluation(self, seen)
         self.note({f"eval/{key}": value for key, value in summary.items()})
         goal = self.config.evaluation.stop_at
         self.progress.judge(summary["return_mean"], self.counters.env_steps, goal)
@@ -183,7 +189,8 @@ class Orchestrator:
         """Metrics for the next row, and for the conditions of phases."""
         self.scheduler.observe(numbers)
         self.progress.note(numbers, mean=mean)
-        self.on_note(numbers)
+        for callback in self.callbacks.values():
+            callback.on_metrics(self, numbers)
 
     def write_row(self) -> None:
         """One row of metrics.jsonl (the same in every resumed run) and one of timing.jsonl."""
@@ -191,7 +198,7 @@ class Orchestrator:
         if not row:
             return
         row |= {"updates": self.counters.updates, "episodes": self.counters.episodes}
-        row |= guard.counts(self.progress)
+        row |= self.guard.metrics()
         self.metrics.append(step, row)
         timing = self.efficiency.row(self.row_start, self.counters, self.seconds)
         self.timing.append(step, timing)
@@ -206,7 +213,7 @@ class Orchestrator:
     def save(self, score: float | None = None) -> bool:
         """A checkpoint here and now; False if it failed. A full disk does not end the run."""
         started = time.perf_counter()
-        guard.check_good(self)
+        self.guard.check_state()
         is_best = self.progress.best_is_new
         score = self.progress.best_score if is_best else score
         self.progress.best_is_new = False
@@ -222,7 +229,8 @@ class Orchestrator:
                 self.unsaved_best = None
             self.store.save(step, state, score=score, manifest=manifest)
             saved = True
-            self.on_save()
+            for callback in self.callbacks.values():
+                callback.after_checkpoint(self)
         except (OSError, RunError) as error:
             what = "the summary after the checkpoint" if saved else "checkpoint"
             self.sinks.say(f"WARNING: {what} at {step} failed: {error}")
@@ -247,14 +255,30 @@ class Orchestrator:
         self.load_learned(state)
         for name, policy in self.policies.items():
             policy.set_state(state["policies"][name])
+        # Older checkpoints lack these clocks, and have what the guard counted in another place.
+        parts = {"guard": state["parts"]["progress"], **state["parts"]}
         for name, part in self._parts():
-            if name in state["parts"] or not name.startswith("clock.offline"):  # older ones lack it
-                part.load_state_dict(state["parts"][name])
+            if name in parts or not name.startswith("clock.offline"):
+                part.load_state_dict(parts[name])
         if self.environment.snapshot_level == "E3":
             self.sinks.say("WARNING: this environment cannot be saved: its episodes start again")
             self.collector.restart()
         self.metrics.truncate(state["metrics_offset"])
         self.row_start = replace(self.counters)
+
+    def go_back(self, state: Tree, step: int, *, epoch: int) -> None:
+        """Become the checkpoint of this step, and go on from it with other random numbers."""
+        resumes = self.progress.resumes
+        self.load(state)
+        self.store.rewind(step)
+        self.progress.resumes, self.seconds = resumes, {}
+        # Other actions, other minibatches, other episodes: the same future would fail again.
+        self.streams.begin_epoch(epoch)
+        fresh = self.streams.numpy("rollback").integers(2**31, size=self.environment.num_envs)
+        self.environment.reset([int(each) for each in fresh])
+        self.collector.restart()
+        for callback in self.callbacks.values():
+            callback.after_rollback(self, step)
 
     def load_learned(self, state: Tree) -> None:
         """Only what was learned: the workflow, and its components."""
@@ -274,7 +298,13 @@ class Orchestrator:
         yield "streams", self.streams
         yield "counters", self.counters
         yield "progress", self.progress
-        groups = {"clock": self.clocks, "buffer": self.buffers, "component": self.components}
+        yield "guard", self.guard
+        groups: dict[str, Mapping[str, Any]] = {
+            "clock": self.clocks,
+            "buffer": self.buffers,
+            "component": self.components,
+            "callback": self.callbacks,
+        }
         for kind, parts in groups.items():
             for name, part in parts.items():
                 if isinstance(part, Stateful):

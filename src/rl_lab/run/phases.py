@@ -208,6 +208,10 @@ class PhaseScheduler:
             self.index += 1
             self.steps = self.updates = self.cycles = 0
 
+    def count_skip(self) -> None:
+        """A hook was skipped: nothing is counted, but the cycle does not stand still."""
+        self.cycle_progress += 1
+
     def complaints(self, updates: int, num_envs: int = 1) -> list[str]:
         """What a finished run should be told, which took so many updates in all."""
         begun = self.phases[: self.begun]

@@ -55,9 +55,6 @@ class Progress:
     best_is_new: bool = False  # there is no checkpoint of it yet
     streak: int = 0  # evaluations in a row that reached the goal
     resumes: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)  # hook -> calls dropped for a bad number
-    in_a_row: dict[str, int] = field(default_factory=dict)  # the same, since the last good call
-    rollbacks: list[dict[str, Any]] = field(default_factory=list)  # where from, where to, and why
 
     def note(self, numbers: Mapping[str, float], *, mean: bool) -> None:
         """Keep metrics for the next row: the mean since the last row, or the latest value."""
@@ -88,5 +85,5 @@ class Progress:
         return dict(vars(self))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All of it."""
-        vars(self).update(state)
+        """All of it; an older checkpoint has more and less."""
+        vars(self).update({name: state[name] for name in vars(self) if name in state})

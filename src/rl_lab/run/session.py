@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.collect.evaluate import Evaluation
 from rl_lab.config.catalog import workflow_class
 from rl_lab.config.compose import compose
 from rl_lab.config.local_names import require_local
@@ -19,7 +18,6 @@ from rl_lab.config.resolve import resolve
 from rl_lab.config.tree import config_hash, diff, to_tree, to_yaml, tree_hash
 from rl_lab.config.trust import dangers, require_trust
 from rl_lab.config.validate import validate
-from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, RunError, UserError
 from rl_lab.core.failure import located, whole_traceback
 from rl_lab.core.schema import RunConfig
@@ -38,15 +36,21 @@ from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.source import code_change, read_provenance
 from rl_lab.run.build import build_run
-from rl_lab.run.debug import PROFILE, debugger, for_debugger, profiling, watch_weights
+from rl_lab.run.debug import PROFILE, WeightLog, debugger, for_debugger, profiling
 from rl_lab.run.efficiency import count_parameters
 from rl_lab.run.final_test import final_test
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.out_of_memory import explaining_memory
 from rl_lab.run.phases import never_reached, parse_phases
+from rl_lab.run.session_callbacks import (
+    PurgeTensorBoard,
+    RecordSummary,
+    ShowPictures,
+    picture_sink,
+)
 from rl_lab.run.signals import stop_on_signals
 
-EXACT = ("E0", "E1", "E2")
+EXACT = ("E0", "E1")
 # What loading a state into a run that it was not made for may raise, besides a `UserError`.
 UNFIT = (KeyError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError, IndexError)
 # (config, folder, first step) -> what shows the run to a human
@@ -299,12 +303,10 @@ def drive(
             sinks.add(lambda: TensorBoardSink(events, purge_step=start, metrics_file=rows))
         if config.logging.wandb.enabled:
             before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
-        if config.logging.report:
-            sinks.add(lambda: registry.get("sink", "report")(directory))
         if config.logging.pictures and orchestrator.workflow.draws:
-            sinks.add(lambda: registry.get("sink", "pictures")(directory.path / "pictures"))
-            orchestrator.on_measure = lambda seen: show_pictures(orchestrator, seen)
-    orchestrator.on_rollback = lambda step: _purge(sinks, step, directory.metrics_file)
+            sinks.add(lambda: picture_sink(directory))
+            orchestrator.add_callback("session/pictures", ShowPictures())
+    orchestrator.add_callback("session/tensorboard", PurgeTensorBoard())
 
     told = _Told(sinks)
     logging.getLogger("rl_lab").addHandler(told)
@@ -335,7 +337,7 @@ def drive(
 
     with stop_on_signals(orchestrator.stop):
         record("running", error=None)
-        orchestrator.on_save = lambda: record("running")
+        orchestrator.add_callback("session/summary", RecordSummary(partial(record, "running")))
         try:
             with explaining_memory(config), _watched(orchestrator, directory, debug):
                 finished = orchestrator.run()
@@ -408,30 +410,15 @@ def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | 
     return identity
 
 
-def show_pictures(orchestrator: Orchestrator, evaluation: Evaluation) -> None:
-    """What the algorithm has to show after an evaluation. Its random numbers are lent."""
-    with orchestrator.streams.borrowed("pictures/"):
-        pictures = orchestrator.workflow.pictures(evaluation.paths)
-        orchestrator.sinks.draw(orchestrator.counters.env_steps, pictures)
-
-
 @contextmanager
 def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -> Iterator[None]:
     """With `--debug`: a row about every weight after each update, and a profile at the end."""
     if not debug:
         yield
         return
-    watch_weights(orchestrator)
+    orchestrator.add_callback("session/weights", WeightLog())
     with profiling(directory.log_file.with_name(PROFILE)):
         yield
-
-
-def _purge(sinks: Sinks, step: int, metrics_file: Path) -> None:
-    """The run went back to `step`: TensorBoard forgets the future that was lost."""
-    for index, sink in enumerate(sinks.sinks):
-        if isinstance(sink, TensorBoardSink):
-            sink.close()
-            sinks.sinks[index] = TensorBoardSink(sink.folder, step, metrics_file)
 
 
 class _Told(logging.Handler):
@@ -471,8 +458,8 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "best_step": progress.best_step,
         "last_return": progress.last_score,
         "resumes": progress.resumes,
-        "skipped": progress.skipped,
-        "rollbacks": progress.rollbacks,
+        "skipped": orchestrator.guard.skipped,
+        "rollbacks": orchestrator.guard.rollbacks,
         "parameters": count_parameters(
             [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
         ),

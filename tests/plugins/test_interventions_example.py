@@ -1,18 +1,31 @@
+"""examples/interventions.py: the rules, their state in a run, and mistakes in them."""
+
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from rl_lab.algorithms.ppo import PPO, PPOConfig
 from rl_lab.algorithms.sac import SACConfig
+from rl_lab.cli.main import main
+from rl_lab.config.catalog import find_target
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.schedule import Schedule, at
-from rl_lab.core.schema import Change, Intervention
 from rl_lab.records import faults
 from rl_lab.records.metrics import read_metrics
-from rl_lab.run.interventions import Interventions, changeable
-from rl_lab.run.policy import load
 from rl_lab.run.session import resume
 from tiny_runs import final_state, run_hash, tiny_config, tiny_run
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "interventions.py"
+
+
+def of_example(name):
+    return find_target(f"{EXAMPLE}:{name}")[0]
+
+
+Change, Intervention = of_example("Change"), of_example("Intervention")
+Interventions, InterventionsConfig = of_example("Interventions"), of_example("InterventionsConfig")
+changeable = of_example("changeable")
 
 RATE = "algorithm.learning_rate"
 HALVE = Change(key=RATE, multiply=0.5)
@@ -20,11 +33,13 @@ HALVE = Change(key=RATE, multiply=0.5)
 
 def rules(*made, **config):
     """Rules at work on a PPO that was never built: only its configuration matters."""
-    return Interventions(made, PPO(PPOConfig(**{"learning_rate": 0.8, **config})))
+    watched = Interventions(InterventionsConfig(rules=list(made)))
+    watched.attach(PPO(PPOConfig(**{"learning_rate": 0.8, **config})))
+    return watched
 
 
 def rate(interventions, step=0):
-    return at(interventions.workflow.config, step).learning_rate
+    return at(interventions.algorithm.config, step).learning_rate
 
 
 def see(interventions, *values, step=0):
@@ -127,11 +142,13 @@ def test_state_comes_back_with_the_values():
 
 # The evaluations of so short a run never reach a gain of 1000: it stalls from the second one on.
 RUN = (
-    "training.interventions=[{metric: eval/return_mean, patience: 1, min_delta: 1000, actions: "
+    "training.callbacks={stalled: {type: interventions, rules: ["
+    "{metric: eval/return_mean, patience: 1, min_delta: 1000, actions: "
     "[{key: algorithm.learning_rate, multiply: 0.5, min: 1e-5},"
-    " {key: algorithm.entropy_coefficient, set: 0.01}]}]"
+    " {key: algorithm.entropy_coefficient, set: 0.01}]}]}}"
 )
-WORDS = ["CartPole-v1:ppo_none", RUN, "algorithm.learning_rate=lin_1e-3"]
+PLUGIN = f"plugins=['{EXAMPLE}']"
+WORDS = ["CartPole-v1:ppo_none", PLUGIN, RUN, "algorithm.learning_rate=lin_1e-3"]
 
 
 def test_a_run_learns_with_what_was_changed_and_tells_it(tmp_path):
@@ -146,7 +163,7 @@ def test_a_run_learns_with_what_was_changed_and_tells_it(tmp_path):
     assert rates[576] == pytest.approx(0.5 * 1e-3 * (0.4375 + 0.0625))
     assert rates[832] == pytest.approx(0.25 * 1e-3 * (0.1875 + 0.0625))
     assert "algorithm.entropy_coefficient 0 → 0.01" in outcome.run.log_file.read_text()
-    assert final_state(outcome.run)["workflow"]["interventions"]["applied"] == [0, 0]
+    assert final_state(outcome.run)["parts"]["callback.stalled"]["applied"] == [0, 0]
 
 
 def test_an_interrupted_run_has_the_changed_values(tmp_path, monkeypatch):
@@ -160,16 +177,9 @@ def test_an_interrupted_run_has_the_changed_values(tmp_path, monkeypatch):
     assert run_hash(resumed.run) == run_hash(straight.run)
 
 
-def test_the_policy_of_such_a_run_can_be_loaded(tmp_path):
-    tiny_run(tmp_path, *WORDS)
-    assert load("@last:last", tmp_path, warn=print).workflow.config.entropy_coefficient == 0.01
-
-
-def test_without_rules_nothing_is_watched(tiny):
-    orchestrator = tiny()
-    orchestrator.note({"eval/return_mean": 1.0})
-    assert "interventions" not in orchestrator.workflow.get_state()
-    assert "train/interventions" not in orchestrator.progress.latest
+def test_the_example_file_trains(tmp_path):
+    words = ["--config", str(EXAMPLE.with_suffix(".yaml")), "training.total_timesteps=512"]
+    assert main(["train", *words, "-q", "--runs-dir", str(tmp_path)]) == 0
 
 
 # -- mistakes -------------------------------------------------------------------------------------
@@ -177,7 +187,8 @@ def test_without_rules_nothing_is_watched(tiny):
 
 def refused(block: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        tiny_config("CartPole-v1:ppo_none", f"training.interventions=[{block}]")
+        block = f"training.callbacks={{stalled: {{type: interventions, rules: [{block}]}}}}"
+        tiny_config("CartPole-v1:ppo_none", PLUGIN, block)
     return str(caught.value)
 
 
@@ -190,12 +201,12 @@ def test_what_is_read_once_cannot_be_changed():
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        ("{patience: 0, actions: [A]}", "[0].patience: must be at least 1, got 0"),
-        ("{cooldown: -1, actions: [A]}", "[0].cooldown: must be at least 0, got -1"),
+        ("{patience: 0, actions: [A]}", "[0].patience: must be 1 or more, got 0"),
+        ("{cooldown: -1, actions: [A]}", "[0].cooldown: must be 0 or more, got -1"),
         ("{metric: reward, actions: [A]}", "[0].metric: must be a full name like"),
         ("{patients: 3, actions: [A]}", "[0].patients: unknown key (did you mean 'patience'?)"),
         ("{mode: most, actions: [A]}", "[0].mode: must be 'max' or 'min', got 'most'"),
-        ("{actions: []}", "[0].actions: must not be empty"),
+        ("{actions: []}", "[0].actions: must have at least one entry"),
         (
             "{actions: [{key: algorithm.learning_rat, set: 1}]}",
             "[0].actions[0].key: no float option of this algorithm "
@@ -229,7 +240,13 @@ def test_all_mistakes_at_once():
 
 
 def test_a_metric_that_is_never_reported_is_told_at_the_end(tmp_path):
-    rule = "training.interventions=[{metric: eval/retrn_mean, actions: ["
-    rule += "{key: algorithm.learning_rate, multiply: 0.5, min: 1e-5}]}]"
-    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", rule)
+    outcome = tiny_run(tmp_path, *WORDS[:2], RUN.replace("return_mean", "retrn_mean"))
     assert "no 'eval/retrn_mean' was ever reported" in outcome.run.log_file.read_text()
+
+
+def test_the_option_of_before_says_what_to_write_now():
+    assert (
+        tiny_config("CartPole-v1:ppo_none", "+training.interventions=[]").training.callbacks == {}
+    )
+    with pytest.raises(ConfigError, match=r"training\.interventions: is a callback now: copy"):
+        tiny_config("CartPole-v1:ppo_none", "+training.interventions=[{metric: eval/return_mean}]")

@@ -1,0 +1,49 @@
+"""What a session does when its run was evaluated, saved or sent back."""
+
+from collections.abc import Callable
+
+from rl_lab.collect.evaluate import Evaluation
+from rl_lab.display.sinks import Sink, TensorBoardSink
+from rl_lab.records.run_directory import RunDirectory
+from rl_lab.run.callback import Callback
+from rl_lab.run.orchestrator import Orchestrator
+
+
+def picture_sink(directory: RunDirectory) -> Sink:
+    """Draws pictures into the run's folder."""
+    from rl_lab.display.pictures import PictureSink  # it is only needed by some algorithms
+
+    return PictureSink(directory.path / "pictures")
+
+
+class ShowPictures(Callback):
+    """Draws what the algorithm has to show after an evaluation."""
+
+    def after_evaluation(self, run: Orchestrator, evaluation: Evaluation) -> None:
+        """Random numbers are borrowed: training does not notice."""
+        with run.streams.borrowed("pictures/"):
+            run.sinks.draw(run.counters.env_steps, run.workflow.pictures(evaluation.paths))
+
+
+class PurgeTensorBoard(Callback):
+    """Makes TensorBoard forget the future that a rollback undid."""
+
+    def after_rollback(self, run: Orchestrator, step: int) -> None:
+        """Begin another event file there."""
+        for index, sink in enumerate(run.sinks.sinks):
+            if isinstance(sink, TensorBoardSink):
+                sink.close()
+                run.sinks.sinks[index] = TensorBoardSink(
+                    sink.folder, purge_step=step, metrics_file=run.folder / "metrics.jsonl"
+                )
+
+
+class RecordSummary(Callback):
+    """Writes summary.json and the row of the index with every checkpoint."""
+
+    def __init__(self, record: Callable[[], object]) -> None:
+        self.record = record
+
+    def after_checkpoint(self, run: Orchestrator) -> None:
+        """As far as the run has come."""
+        self.record()
