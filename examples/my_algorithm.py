@@ -7,11 +7,11 @@ comes from the lab: weights and optimiser are saved because they have a `state_d
 import torch
 from torch.distributions import Categorical
 
-from rl_lab import Action, Workflow, register_algorithm
+from rl_lab import Action, Algorithm, register_algorithm
 
 
 @register_algorithm("my_algorithm")
-class MyAlgorithm(Workflow):
+class MyAlgorithm(Algorithm):
     """REINFORCE with a linear policy."""
 
     collect_steps = 64  # vector steps per collect call
