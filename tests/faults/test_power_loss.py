@@ -47,11 +47,10 @@ class Disk:
         with os.scandir(folder) as entries:
             found = {entry.name: entry for entry in entries}
         for entry in found.values():
+            self.held.append(os.open(entry.path, os.O_PATH | os.O_NOFOLLOW))
+            entry.is_dir()  # remembered by the entry
             if entry.is_symlink():
                 self.links[entry.inode()] = str(Path(entry.path).readlink())
-            else:
-                entry.is_dir(), entry.stat()  # remembered by the entry
-                self.held.append(os.open(entry.path, os.O_RDONLY))
         return found
 
     def image(self, target: Path, lost: Callable[[], bool]) -> Path:
