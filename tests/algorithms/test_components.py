@@ -153,6 +153,12 @@ def test_compiling_nothing_is_refused(words):
         resolve(config)
 
 
+def test_config_refuses_what_train_refuses(capsys):
+    assert main(["config", "FrozenLake-v1:q_learning", "compute.compile=on"]) == 2
+    expected = "error: compute.compile is on, but q_learning has nothing to compile on FrozenLake"
+    assert capsys.readouterr().err.startswith(expected)
+
+
 def test_shipped_groups_are_the_registered_parts():
     for name in registry.names("component"):
         role, _, part = name.partition(".")

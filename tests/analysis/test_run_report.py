@@ -65,7 +65,8 @@ def test_warnings_of_the_log_are_alerts(run):
 def test_the_command_that_reproduces_it(run):
     again = section(text_of(run), "Run it again")  # nothing else is known of it
     assert again == f"```\nrl-lab train --config {run.directory.config_file}\n```"
-    facts = {"command": ["/somewhere/bin/rl-lab", "train", "CartPole-v1:ppo", "a b"], "gpus": []}
+    command = ["/somewhere/bin/rl-lab", "train", "CartPole-v1:ppo", "a b", "--json"]
+    facts = {"command": [*command, "--progress-lines"], "gpus": []}  # as `--jobs` starts a seed
     run.directory.provenance_file.write_text(
         json.dumps(facts | {"git": {"sha": "abc", "dirty": True}})
     )

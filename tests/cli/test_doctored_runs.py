@@ -4,12 +4,18 @@ Every case is a copy of one trained run (`conftest.py`), opened by the commands 
 Each of them either refuses with one line, or says in a warning what is wrong.
 """
 
+import io
 import json
 import os
+import pickle
 import shutil
 import struct
+import zipfile
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from doctored import EVALUATE, FORK, LOOK, RESUME, at, no_canary, opened, prepare, rewrite
 from rl_lab.cli.main import main
@@ -192,6 +198,70 @@ def test_a_doctored_checkpoint_is_told(run, capsys, name):
     CHECKPOINTS[name](run)
     code, told = opened(run, ["evaluate", "RUN:last", "--episodes", "1"], capsys)
     assert (code == 0 and "skipped a damaged checkpoint" in told) or code == 2, told
+    assert no_canary(run)
+
+
+class Bomb:
+    """Unpickling it writes the canary."""
+
+    def __init__(self, canary):
+        self.canary = canary
+
+    def __reduce__(self):
+        return Path.write_text, (self.canary, "executed")
+
+
+def _zipped(**files):
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name.replace("__", "/"), content)
+    return data.getvalue()
+
+
+def _array(bomb, save):
+    data = io.BytesIO()
+    save(data, np.array([bomb], dtype=object))
+    return data.getvalue()
+
+
+def _torch(bomb):
+    data = io.BytesIO()
+    torch.save({"weight": bomb}, data)
+    return data.getvalue()
+
+
+HOSTILE = {
+    **{f"pickle {number}": lambda bomb, number=number: pickle.dumps(bomb, number)
+       for number in range(6)},
+    ".pt": _torch,
+    ".npy": lambda bomb: _array(bomb, np.save),
+    ".npz": lambda bomb: _array(bomb, np.savez),
+    "zip": lambda bomb: _zipped(archive__data_pkl=pickle.dumps(bomb)),
+    "zip in zip": lambda bomb: _zipped(inner_zip=_zipped(data_pkl=pickle.dumps(bomb))),
+    "tar": lambda bomb: b"state".ljust(257, b"\0") + b"ustar" + pickle.dumps(bomb),
+    "yaml": lambda bomb: f"!!python/object/apply:os.mkdir ['{bomb.canary}']".encode(),
+    "python": lambda bomb: f"open({str(bomb.canary)!r}, 'w')".encode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("part", ["state.safetensors", "state.json", "manifest.json"])
+def test_a_hostile_file_in_the_place_of_a_state_is_not_executed(run, capsys, part, name):
+    """Fault matrix, row 13: with the size and the checksum that the manifest then says."""
+    canary = run.path.parent.parent / "canary"
+    data = HOSTILE[name](Bomb(canary))
+    if "pickle" in name:
+        pickle.loads(data)
+        assert canary.exists()  # it would
+        canary.unlink()
+    if part == "manifest.json":
+        (newest(run) / part).write_bytes(data)
+    else:
+        give(run, part, lambda file: data)
+    for words in (["evaluate", "RUN:last", "--episodes", "1"], RESUME):
+        code, told = opened(run, words, capsys)
+        assert code == 2 or "skipped a damaged checkpoint" in told, told
     assert no_canary(run)
 
 

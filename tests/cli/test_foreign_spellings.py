@@ -43,6 +43,8 @@ SB3 = "--algo ppo --env CartPole-v1 -n 50000 --seed 3 -f logs/"
             "train CartPole-v1 --algo SAC --device cpu",
             "train CartPole-v1:sac experiment.device=cpu",
         ),
+        ("train reach_env:Reach-v0 --algorithm ppo", "train reach_env:Reach-v0:ppo"),
+        ("train CartPole-v1:dqn --algo ppo", "train CartPole-v1:ppo"),
         (
             """train --run PPO --env CartPole-v1 --stop '{"timesteps_total": 50000}'""",
             "train CartPole-v1:ppo --total-timesteps 50000",

@@ -295,6 +295,10 @@ def test_nothing_outlives_a_killed_trainer_in_the_middle_of_a_step(tmp_path: Pat
     assert len(workers) == 2 and set(workers) < set(members(child.pid))
     time.sleep(0.2)  # now they sleep in their step
     child.kill()
+    deadline = time.monotonic() + 2  # for the workers themselves; the fork server may take longer
+    while set(workers) & set(members(child.pid)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not set(workers) & set(members(child.pid))
     with child:  # closes its pipes; an orphan would hold their other ends
         pass
     assert all_gone(child.pid)

@@ -43,6 +43,7 @@ EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only linked to
 EMBEDDED_TOTAL = 25_000_000  # of all films: the page can still be sent by mail
 SHOWN_ALERTS = 50
 SPARKS = 40  # blocks of a curve in text
+PRINTING = ("--json", "--progress-lines", "-q", "--quiet")
 NORMAL_95 = 1.96  # standard errors of a 95 % interval
 
 
@@ -269,8 +270,12 @@ def _reproduce(run: Run) -> list[Block]:
 
 
 def _command(run: Run) -> str:
-    """What was typed; a run made from Python has its configuration instead."""
+    """What was typed; a run made from Python has its configuration instead.
+
+    Without how it was to be printed, which `--jobs` adds to the command of each seed.
+    """
     words = read_provenance(run.directory).get("command")
     if not isinstance(words, list) or not words:
         return shlex.join(["rl-lab", "train", "--config", str(run.directory.config_file)])
-    return shlex.join(["rl-lab", *map(str, words[1:])])
+    kept = [word for word in map(str, words[1:]) if word not in PRINTING]
+    return shlex.join(["rl-lab", *kept])

@@ -81,6 +81,10 @@ def print_config(
         return _print_options(config, as_json)
     if diff_with is not None:
         return _print_differences(config, diff_with, request, as_json)
+    if config.compute.compile == "on":
+        from rl_lab.config.resolve import check_compile
+
+        check_compile(config)  # as `train` would
     tree = to_tree(config)
     if as_json:
         say_json(tree)

@@ -171,7 +171,9 @@ def _subject(verb: str, named: Mapping[str, str]) -> list[str]:
         return [subject or (f"@best:{environment}" if environment else "@best")]
     if not (subject or environment or algorithm):
         return []
-    known, _, variant = subject.partition(":")
+    known, variant = subject, ""
+    if ":" in subject and not re.search(r"-v\d+$", subject):  # `module:Reach-v0` is all of an id
+        known, _, variant = subject.rpartition(":")
     spec, variant = environment or known or "ENVIRONMENT", algorithm or variant
     return [f"{spec}:{variant}" if variant else spec]
 

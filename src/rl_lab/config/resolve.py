@@ -165,14 +165,9 @@ def compile_mode(
     Whether it was done before does not count: a command means the same run today and tomorrow.
     """
     asked = config.compute.compile
-    compiles = getattr(catalog.workflow_class(config.algorithm), "compiles", True)
     if asked == "on" and not compiler:
         raise UserError("compute.compile is on, but no C++ compiler (g++) was found")
-    if asked == "on" and not (compiles or (_acts_purely(config) and _is_simulated(config))):
-        raise UserError(
-            f"compute.compile is on, but {config.algorithm.name} has nothing to compile on "
-            f"{config.environment.id}: leave it at auto"
-        )
+    check_compile(config)
     if asked != "auto":
         return asked
     # Parts that somebody else wrote may not compile, and other optimizers cannot.
@@ -189,6 +184,18 @@ def compile_mode(
             "running eagerly"
         )
     return "on" if compiler else "off"
+
+
+def check_compile(config: RunConfig) -> None:
+    """Refuse `compute.compile=on` where there is nothing to compile."""
+    compiles = getattr(catalog.workflow_class(config.algorithm), "compiles", True)
+    if config.compute.compile == "on" and not (
+        compiles or (_acts_purely(config) and _is_simulated(config))
+    ):
+        raise UserError(
+            f"compute.compile is on, but {config.algorithm.name} has nothing to compile on "
+            f"{config.environment.id}: leave it at auto"
+        )
 
 
 def _repays(config: RunConfig) -> bool:
