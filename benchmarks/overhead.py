@@ -132,7 +132,8 @@ def bare(config: RunConfig) -> float:
     steps = 0
     with closing(context.train_environment):
         while steps < config.training.total_timesteps:
-            phase = PHASE | {"step": steps}
+            left = config.training.total_timesteps - steps
+            phase = PHASE | {"step": steps, "steps_left": left}
             result = workflow.collect_step(steps, phase=phase)
             steps += result.steps
             assert result.trajectory is not None

@@ -45,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
     **{name: L3 | {"api", name} for name in ("ui", "hub", "benchmarking")},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
-    "__init__": {"api", "core", "run", "algorithms"},  # lazily
+    "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
 }
 
 # Which third-party packages a layer may know. Gymnasium and Hydra have one home each.

@@ -270,10 +270,10 @@ def test_what_does_not_fit_the_rest_is_refused(words, message):
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"train_every": 0}, "train_every must be at least 1, got 0"),
         ({"n_step": 0}, "n_step must be at least 1, got 0"),
-        ({"learning_starts": -1}, "learning_starts must be 0 or more, got -1"),
+        ({"learning_starts": -1}, "learning_starts must be at least 0, got -1"),
         ({"gamma": 1.5}, r"gamma must be in \[0, 1\], got 1.5"),
         ({"importance_beta": -0.5}, r"importance_beta must be in \[0, 1\], got -0.5"),
-        ({"replay_ratio": -0.5}, "replay_ratio must be 0 or more, got -0.5"),
+        ({"replay_ratio": -0.5}, "replay_ratio must be at least 0, got -0.5"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be positive, got -1"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_skipped_rollout_does_not_spoil_its_round(tiny, expected, bad):
 
     run.environment.step = poisoned
     found = fitness(run)
-    assert run.progress.skipped == {"collect": 1}
+    assert run.guard.skipped == {"collect": 1}
     assert np.array_equal(found, expected)
 
 

@@ -95,7 +95,7 @@ def test_one_bit_of_a_weight_is_found(runs):
     verdict = verify("ppo", runs)
     found = verdict.difference
     assert (found.step, found.kind) == (768, "tensor")
-    assert found.name == f"workflow/model/{name}[1, 2]"
+    assert found.name == f"workflow/learner/module/{name}[1, 2]"
     assert (found.recorded, found.again) == (weight[1, 2].item(), before) and found.others == 0
     assert found.recorded != found.again and verdict.checkpoints == [256]
     assert verify("ppo", runs, steps=600).identical  # as far as that, nothing is wrong

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from rl_lab.core.errors import NonFiniteError
-from rl_lab.core.optim import FlatOptimizer, OptimizerConfig
+from rl_lab.core.learner import Learner
+from rl_lab.core.optim import OptimizerConfig
 
 INF = torch.tensor(float("inf"))
 RATE = torch.tensor(0.1)
@@ -24,12 +25,12 @@ class Two(nn.Module):
 
 def linear_loss(module, large, zero):
     """Its gradient is what it is given."""
-    return (module.large * large).sum() + (module.zero * zero).sum(), {}
+    return (module.large * large).sum() + (module.zero * zero).sum(), {}, {}
 
 
 def make(**options):
     module = Two()
-    return module, FlatOptimizer(module, linear_loss, OptimizerConfig(**options))
+    return module, Learner(module, linear_loss, OptimizerConfig(**options))
 
 
 def test_laprop_scales_first_and_averages_then():
@@ -63,21 +64,21 @@ def test_laprop_first_steps_are_of_the_learning_rate_whatever_the_gradient():
 def test_agc_clips_every_tensor_by_its_own_norm():
     """Of 5 the share .3 is 1.5; a weight of zero may have .3 · 0.001. Small gradients stay."""
     _, optimizer = make(name="sgd", beta1=0.0, agc=0.3)
-    metrics = optimizer.step(
+    update = optimizer.step(
         torch.tensor([0.0, 30.0]), torch.tensor([3.0, 4.0]), learning_rate=RATE, max_grad_norm=INF
     )
     clipped = [0.0, 1.5, 0.3e-3 * 0.6, 0.3e-3 * 0.8]
-    assert metrics["gradient"].tolist() == pytest.approx(clipped, rel=1e-5)
+    assert update.gradient.tolist() == pytest.approx(clipped, rel=1e-5)
     small = torch.tensor([0.5, -1.0]), torch.tensor([1e-4, 0.0])
-    metrics = optimizer.step(*small, learning_rate=RATE, max_grad_norm=INF)
-    assert metrics["gradient"].tolist() == pytest.approx([0.5, -1.0, 1e-4, 0.0])
+    update = optimizer.step(*small, learning_rate=RATE, max_grad_norm=INF)
+    assert update.gradient.tolist() == pytest.approx([0.5, -1.0, 1e-4, 0.0])
 
 
 def test_without_agc_nothing_is_clipped_by_tensor():
     _, optimizer = make(name="sgd", beta1=0.0)
     rows = torch.tensor([0.0, 30.0]), torch.tensor([3.0, 4.0])
-    metrics = optimizer.step(*rows, learning_rate=RATE, max_grad_norm=INF)
-    assert metrics["gradient"].tolist() == [0.0, 30.0, 3.0, 4.0]
+    update = optimizer.step(*rows, learning_rate=RATE, max_grad_norm=INF)
+    assert update.gradient.tolist() == [0.0, 30.0, 3.0, 4.0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -103,7 +104,13 @@ def test_laprop_goes_on_as_saved():
     assert torch.equal(ours[1].state.flat, theirs[1].state.flat)
 
 
-@pytest.mark.parametrize("options", [{"agc": -0.1}, {"name": "laprop", "eps": 0.0}])
-def test_settings_that_cannot_work_are_refused(options):
-    with pytest.raises(ValueError, match=r"eps must be positive, weight_decay and agc 0 or more"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"agc": -0.1}, "agc must be at least 0, got -0.1"),
+        ({"name": "laprop", "eps": 0.0}, "eps must be positive, got 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         OptimizerConfig(**options)

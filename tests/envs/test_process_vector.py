@@ -190,5 +190,5 @@ def test_mistakes_are_told_before_and_instead_of_repairs() -> None:
     with pytest.raises(RuntimeError, match="closed"):
         many.reset()
     for wrong in ({"workers": 0}, {"step_timeout": 0}, {"restarts": -1}):
-        with pytest.raises(ValueError, match=f"environment.{next(iter(wrong))}"):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             EnvironmentConfig(id="x", **wrong)  # type: ignore[arg-type]

@@ -207,7 +207,7 @@ class _Reader:
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.made: dict[str, Any] = {}
         self.packages = {type(layer).__module__.partition(".")[0] for layer in _layers(env)}
-        self.module = _module(type(env.unwrapped))
+        self.module = _module(type(getattr(env, "unwrapped", env)))
 
     def node(self, node: Tree, current: object, path: str) -> Any:
         if not isinstance(node, dict):
