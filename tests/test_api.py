@@ -196,6 +196,12 @@ def test_everything_that_is_returned_has_a_short_repr(root, tmp_path):
     )
 
 
+@pytest.mark.parametrize("episodes", [0, -1, 2.5])
+def test_a_number_of_episodes_is_checked(root, episodes):
+    with pytest.raises(UserError, match=r"episodes: must be a whole number of at least 1"):
+        rl_lab.evaluate("@last", episodes=episodes, runs_dir=root)
+
+
 def test_evaluate_returns_one_object(root):
     found = rl_lab.evaluate("CartPole", episodes=3, runs_dir=root)
     assert found.episodes == len(found.returns) == len(found.lengths) == 3

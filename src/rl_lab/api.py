@@ -391,6 +391,8 @@ def evaluate(
         each episode, and which policy it was: `run` and `step`.
     """
     _check_types(sample=sample, trust=trust)
+    if not isinstance(episodes, int) or episodes < 1:
+        raise UserError(f"episodes: must be a whole number of at least 1, got {episodes!r}")
     name, root, _ = _find(reference, runs_dir)
     loaded = policy.load(name, root, seed=seed, deterministic=not sample, trust=trust, warn=warn)
     try:
