@@ -62,7 +62,7 @@ def measure(config: EnvironmentConfig) -> Probe:
             spec = describe(env, config.id)
             try:
                 seconds = step_seconds(env)
-            except Exception as error:  # noqa: BLE001  (environments may raise anything)
+            except (Exception, SystemExit) as error:  # noqa: BLE001  (environments may raise anything)
                 return Probe(spec, obstacle=f"a random action raised {type(error).__name__}")
         finally:
             env.close()
