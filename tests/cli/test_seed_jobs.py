@@ -82,6 +82,18 @@ def test_side_by_side_is_the_same_as_one_after_the_other(tmp_path, capfd):
     assert tried[2][-4:-2] == ["--seed", "3"]
 
 
+@pytest.mark.parametrize("where", [[], ["--runs-dir", "elsewhere"]])
+def test_run_it_again_names_a_folder_only_if_one_was_typed(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RL_LAB_RUNS", raising=False)
+    words = ["train", *TINY[:-1]]
+    assert main([*words, "--seed", "1,2", "--jobs", "2", "-q", *where]) == 0
+    for seed, run in results(tmp_path / (where[-1] if where else "runs")).items():
+        report = (run.path / "report.md").read_text()
+        again = report.partition("## Run it again\n\n```\n")[2].partition("\n```")[0]
+        assert shlex.split(again) == ["rl-lab", *words, "--seed", str(seed), *where]
+
+
 @pytest.mark.parametrize("jobs", ["1", "2"])
 def test_one_failed_seed_does_not_stop_the_others(tmp_path, monkeypatch, capfd, jobs):
     name = f"FailsOnce{jobs}-v0"

@@ -225,8 +225,7 @@ def _side_by_side(request: Request, jobs: int, *, quiet: bool, as_json: bool) ->
 
     told = ["--json"] if quiet else ["--json", "--progress-lines"]
     seeds = [seed for seed in request.seeds if seed is not None]
-    where = ["--runs-dir", str(request.runs_dir)]
-    commands = {seed: [*request.again(seed), *where, *told] for seed in seeds}
+    commands = {seed: [*request.again(seed), *_where(request), *told] for seed in seeds}
     ended, code = run_seeds(commands, jobs, warn if quiet or as_json else say)
     outcomes = []
     for each in ended:
@@ -353,10 +352,14 @@ def _suggestions(request: Request, outcomes: list[Any]) -> list[str]:
 
 
 def _command(request: Request, *words: str) -> str:
+    return shlex.join([program(), *words, *_where(request)])
+
+
+def _where(request: Request) -> list[str]:
+    """The option that leads to the same runs; none if they are where a command looks anyway."""
     from rl_lab.api import runs_root
 
-    here = [] if request.runs_dir == runs_root() else ["--runs-dir", str(request.runs_dir)]
-    return shlex.join([program(), *words, *here])
+    return [] if request.runs_dir == runs_root() else ["--runs-dir", str(request.runs_dir)]
 
 
 def _line_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
