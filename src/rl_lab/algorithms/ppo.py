@@ -40,7 +40,7 @@ from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
-from rl_lab.core.tree import as_arrays, map_leaves
+from rl_lab.core.tree import as_arrays
 from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
@@ -277,8 +277,8 @@ class PPO(Algorithm):
         return self.policy.act(obs, state, deterministic=deterministic)
 
     def initial_state(self, batch: int) -> Any:
-        """What the memories start an episode with."""
-        return self.model.initial_state(batch)
+        """What the memories start an episode with; None without one."""
+        return self.model.initial_state(batch) if self.model.has_memory else None
 
     def pure_policy(self) -> Policy | None:
         """`act` as a pure function, unless a subclass acts in another way."""
@@ -319,7 +319,9 @@ class PPO(Algorithm):
     def _credit(self, batch: Batch, now: PPOConfig) -> tuple[Batch, Metrics]:
         """One learner pass over the rollout: old log-probs, values, advantages; as sequences."""
         ended = batch[TERMINATED] | batch[TRUNCATED]
-        length = evenly(len(ended), now.sequence_steps(self.model.has_memory, ended.shape[1]))
+        has_memory, length = self.model.has_memory, 1
+        if has_memory:
+            length = evenly(len(ended), now.sequence_steps(has_memory, ended.shape[1]))
         seen = self.model.unroll(
             batch[OBS], batch[ACTION], batch[NEXT_OBS], batch[STATE], batch[RESET], ended, length
         )
@@ -353,12 +355,12 @@ class PPO(Algorithm):
             ADVANTAGE: advantage,
             RETURN: target,
         }
-        if self.model.has_memory:
-            rows[RESET] = batch[RESET]
         if now.value_clip is not None:
             rows[OLD_VALUE] = seen.value
-        cut = partial(as_sequences, length=length) if self.model.has_memory else as_rows
-        return {**map_leaves(cut, rows), STATE: concatenate(seen.states)}, metrics
+        if not has_memory:
+            return {**as_rows(rows), STATE: {}}, metrics
+        rows[RESET] = batch[RESET]
+        return {**as_sequences(rows, length), STATE: concatenate(seen.states)}, metrics
 
     def _learn(self, rows: Batch, now: PPOConfig) -> Metrics:
         """Epochs of shuffled minibatches, stopped early by `target_kl`."""

@@ -34,8 +34,8 @@ from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.failure import defined_at
 from rl_lab.core.protocols import Act, MakePolicy, Policy, VectorEnv
 from rl_lab.core.spec import Box, Dict, MultiDiscrete, Space
-from rl_lab.core.state import Tree, where_rows
-from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked
+from rl_lab.core.state import Tree
+from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked, where_rows
 
 SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
 

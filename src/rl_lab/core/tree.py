@@ -1,7 +1,11 @@
 """One function for arrays and for dicts of arrays: an observation, a memory state, a batch."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
+
+import torch
+from torch import Tensor
 
 Leaves = Any  # an array or tensor, or a dict of them (nested as deep as you like)
 
@@ -16,7 +20,7 @@ def map_leaves(function: Callable[..., Any], *trees: Leaves) -> Leaves:
 
 def as_arrays(tree: Leaves) -> Leaves:
     """The same tree with numpy arrays in place of tensors of any device."""
-    return map_leaves(lambda leaf: leaf.cpu().numpy(), tree)
+    return map_leaves(partial(Tensor.numpy, force=True), tree)
 
 
 def copied(tree: Leaves) -> Leaves:
@@ -38,6 +42,15 @@ def picked(tree: Leaves, index: Any) -> Leaves:
     if isinstance(tree, dict):
         return {key: picked(each, index) for key, each in tree.items()}
     return tree[index]
+
+
+def where_rows(mask: Tensor, new: Leaves, old: Leaves) -> Leaves:
+    """`new` in the rows where `mask` [N] is True, `old` elsewhere, leaf by leaf."""
+    return map_leaves(
+        lambda fresh, kept: torch.where(mask.view(-1, *[1] * (kept.dim() - 1)), fresh, kept),
+        new,
+        old,
+    )
 
 
 def named_leaves(tree: Leaves, name: str = "") -> Iterator[tuple[str, Any]]:

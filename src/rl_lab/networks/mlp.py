@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from rl_lab.core.actions import as_vector, vector_size
-from rl_lab.core.compiled import is_tracing
+from rl_lab.core.compiled import tracing
 from rl_lab.core.options import Options, option
 from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Space
@@ -20,7 +20,7 @@ class Tanh(nn.Tanh):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape."""
-        return compiled_tanh(x) if is_tracing() else x.tanh()
+        return compiled_tanh(x) if tracing.get() else x.tanh()
 
 
 # The rational minimax approximation of tanh on [-7.9, 7.9] that Eigen and XLA use as well: odd
@@ -138,13 +138,14 @@ class MLPEncoder(nn.Module):
 
     def __init__(self, config: MLPEncoderConfig, space: Space) -> None:
         super().__init__()
-        self.flatten = Flatten(space)
-        self.layers = mlp(self.flatten.out_dim, config.hidden_dims, config.activation)
-        self.out_dim = [self.flatten.out_dim, *config.hidden_dims][-1]
+        self.space = space
+        in_dim = vector_size(space)
+        self.layers = mlp(in_dim, config.hidden_dims, config.activation)
+        self.out_dim = [in_dim, *config.hidden_dims][-1]
 
     def forward(self, obs: Tensor) -> Tensor:
         """[..., *obs] to [..., out_dim]."""
-        return self.layers(self.flatten(obs))
+        return self.layers(as_vector(self.space, obs))
 
 
 MLPTiny = sized("mlp_tiny", 64)
