@@ -40,7 +40,6 @@ from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
-from rl_lab.core.tree import as_arrays
 from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
@@ -296,7 +295,7 @@ class PPO(Algorithm):
         if LOG_PROB not in batch:
             raise UserError(f"phase '{phase['name']}': PPO learns from its own actions only")
         now = at(self.config, phase["step"])
-        normalizer, frames = self.model.normalizer, as_arrays(batch[OBS])
+        normalizer = self.model.normalizer
         is_first = normalizer.is_empty  # raw frames may be of any size: normalize the first ones
         with all_or_nothing(
             "PPO update",
@@ -306,13 +305,13 @@ class PPO(Algorithm):
             reward_scale=self.reward_scale,
         ):
             if is_first:
-                normalizer.update_statistics(frames)
+                normalizer.update_statistics(batch[OBS])
             rows, metrics = self._credit(batch, now)
             metrics |= self._learn(rows, now)
         if is_first:  # the actor saw raw frames
             del metrics["policy_drift"]
         else:
-            normalizer.update_statistics(frames)
+            normalizer.update_statistics(batch[OBS])
         return {**metrics, **self.policy.log_std()}
 
     @torch.no_grad()

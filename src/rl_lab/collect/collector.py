@@ -114,7 +114,7 @@ class RolloutCollector:
         another policy's and is not taken over. A bad number in an observation or a reward
         raises before anything of this call has reached a buffer or a statistic.
         """
-        if _shapes(self.memory) != _shapes(state):  # nobody's yet, or another policy has played
+        if state is None or _shapes(self.memory) != _shapes(state):  # another policy has played
             self.memory = state
         if policy is not None and self.simulation is not None and (pure := policy()) is not None:
             return self._simulate(self.simulation, pure, steps)
@@ -167,7 +167,8 @@ class RolloutCollector:
                 taken += len(columns)
                 ended, fresh = ended & step.valid, ~step.valid
             finished += self.episodes.add(step.reward, ended, step.valid)
-            self.measures.add(step.measures)
+            if step.measures:
+                self.measures.add(step.measures)
             self.obs, self.is_first, self.memory = step.obs, fresh, decision.state
             if self.memory is not None and fresh.any():  # cleared where an episode begins
                 self.memory = where_rows(to_tensor(fresh, self.device), state, self.memory)

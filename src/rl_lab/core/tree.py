@@ -1,7 +1,6 @@
 """One function for arrays and for dicts of arrays: an observation, a memory state, a batch."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,11 +15,6 @@ def map_leaves(function: Callable[..., Any], *trees: Leaves) -> Leaves:
     if isinstance(first, dict):
         return {key: map_leaves(function, *(tree[key] for tree in trees)) for key in first}
     return function(*trees)
-
-
-def as_arrays(tree: Leaves) -> Leaves:
-    """The same tree with numpy arrays in place of tensors of any device."""
-    return map_leaves(partial(Tensor.numpy, force=True), tree)
 
 
 def copied(tree: Leaves) -> Leaves:

@@ -328,7 +328,12 @@ class ClassicVector:
 
     def step(self, action: Array) -> Step:
         """One decision per environment; ended episodes are already reset in `Step.obs`."""
-        given = self._checked(action)
+        space = self.spec.action
+        # Reshaped and checked: an array would spread a short row, and take any number as an action.
+        given = np.asarray(action, space.dtype).reshape(self.num_envs, *space.shape)
+        # As unsigned numbers, negative ones are the largest.
+        if isinstance(space, Discrete) and np.maximum.reduce(given.view(np.uint64)) >= space.n:
+            raise ValueError(f"actions of '{self.spec.id}' are 0 … {space.n - 1}, got {given}")
         uniform = self.uniforms(1)[0]  # one row at every step, used or not: `advance` does so too
         moved = _move(self.task, self.state, self.elapsed, given, self.max_steps)
         if (moved.terminated | moved.truncated).any():
@@ -385,12 +390,3 @@ class ClassicVector:
         self._generator.bit_generator.state = self._before_block
         if self._episodes.started:
             self._block = self._generator.random((BLOCK, *self.state.shape))
-
-    def _checked(self, action: Array) -> Array:
-        """An array would spread a short row, and take any number for an action."""
-        space = self.spec.action
-        rows = np.asarray(action, space.dtype).reshape(self.num_envs, *space.shape)
-        # As unsigned numbers, negative ones are the largest.
-        if isinstance(space, Discrete) and np.maximum.reduce(rows.view(np.uint64)) >= space.n:
-            raise ValueError(f"actions of '{self.spec.id}' are 0 … {space.n - 1}, got {rows}")
-        return rows
