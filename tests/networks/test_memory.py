@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rl_lab.core import registry
-from rl_lab.core.state import where_rows
+from rl_lab.core.tree import where_rows
 
 MEMORIES = [name for name in registry.names("memory") if name != "none"]
 T, N, D = 12, 5, 6
