@@ -20,12 +20,13 @@ from rl_lab.algorithms.dreamer.open_loop import (
 from rl_lab.algorithms.dreamer.world_config import WorldConfig
 from rl_lab.algorithms.dreamer.world_model import WORLD_PARTS, WorldModel
 from rl_lab.algorithms.replay import averages, minibatches, sample_windows, step_sizes
-from rl_lab.core.actions import RandomActions, as_vector, random_action, vector_size
+from rl_lab.core.actions import RandomActions, random_action
 from rl_lab.core.batch import RESET
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.options import option
 from rl_lab.core.schedule import at
+from rl_lab.networks.mlp import as_vector, vector_size
 from rl_lab.planning.plans import imagined_return
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import space_envs  # noqa: F401  (registers Gates-v0 and Rooms-v0)
-from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.batch import OBS, RESET, REWARD, TERMINATED
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.core.schedule import at
 from rl_lab.core.state import fingerprint, join, split
+from rl_lab.networks.mlp import as_vector, vector_size
 from tiny_dreamers import play, tiny_dreamer, weights
 
 VERSIONS = ["dreamer_v1", "dreamer_v2", "dreamer_v3"]

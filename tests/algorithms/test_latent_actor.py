@@ -9,8 +9,8 @@ from torch import nn
 
 from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
-from rl_lab.core.actions import as_vector
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete
+from rl_lab.networks.mlp import as_vector
 
 FEATURES = 4
 BOUND = np.ones((2,), np.float32)

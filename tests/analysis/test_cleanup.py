@@ -119,8 +119,10 @@ def test_a_cleanup_that_was_killed_is_finished_by_the_next(run, tmp_path, monkey
 def test_links_are_not_followed(run, tmp_path):
     outside = tmp_path / ".outside"
     (run.path / "checkpoints").rename(outside)
+    whole = size_of(run.path)
     (run.path / "checkpoints").symlink_to(outside)
     (verdict,) = plan(tmp_path, keep_best=0, keep_recent=0)
+    assert verdict.size == whole  # nothing of what the link leads to
     with pytest.raises(UserError, match="checkpoints is a link that leaves the run"):
         execute(verdict.row, tmp_path)
     assert (outside / "step_000000000100/data").exists()

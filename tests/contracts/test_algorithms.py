@@ -109,8 +109,8 @@ def decide(orchestrator, *, deterministic: bool) -> tuple:
     return np.asarray(decision.action).tobytes(), fingerprint(decision.state)
 
 
-every_workflow = pytest.mark.parametrize("name", map(installed_case, WORKFLOWS))
-everywhere = pytest.mark.parametrize(("name", "env"), starmap(installed_case, places()))
+every_workflow = pytest.mark.parametrize("name", [*map(installed_case, WORKFLOWS)])
+everywhere = pytest.mark.parametrize(("name", "env"), [*starmap(installed_case, places())])
 
 
 @everywhere

@@ -275,7 +275,7 @@ def test_a_tensor_from_outside_is_refused(outside: Tensor, use: Any) -> None:
     size = r"\(2,\)" if outside.dim() else r"\(\)"
     with pytest.raises(UserError, match=rf"^it cannot .* of shape {size} .*compute.compile=off$"):
         Compiled(lambda x: use(x, outside), "it")(torch.ones(2))
-    assert not compiled.is_tracing()
+    assert not compiled.tracing.get()
 
 
 def test_no_compiler_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_tanh_is_respelled_only_for_the_compiler() -> None:
     x, seen = torch.linspace(-3, 3, 7), []
 
     def watched(x: Tensor) -> Tensor:
-        seen.append(compiled.is_tracing())
+        seen.append(compiled.tracing.get())
         return Tanh()(x)
 
     graph, _ = compiled._trace(watched, [x], (tuple, (), (None,)), "it")

@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from rl_lab.core.seeding import Streams, integer
-from rl_lab.core.state import differences, fingerprint, join, split, where_rows
+from rl_lab.core.state import differences, fingerprint, join, split
+from rl_lab.core.tree import where_rows
 
 TREE = {
     "weights": torch.arange(6.0).reshape(2, 3).T,

@@ -16,10 +16,10 @@ from rl_lab.algorithms.world_models.vae import draw
 from rl_lab.config.compose import compose
 from rl_lab.config.resolve import resolve
 from rl_lab.config.validate import validate
-from rl_lab.core.actions import as_vector
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET
 from rl_lab.core.tree import picked
 from rl_lab.display.sinks import Sinks
+from rl_lab.networks.mlp import as_vector
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.run.build import build_run
 

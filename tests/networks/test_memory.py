@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rl_lab.core import registry
-from rl_lab.core.state import where_rows
+from rl_lab.core.tree import where_rows
 from rl_lab.networks.memory import ssm, transformer
 from rl_lab.networks.memory.transformer import Positional
 

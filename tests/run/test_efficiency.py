@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.collect.stopwatch import SAMPLE_EVERY, Stopwatch
+from rl_lab.collect.collector import SAMPLE_EVERY, Stopwatch
 from rl_lab.core.clock import Counters
 from rl_lab.records.metrics import read_metrics
 from rl_lab.run.efficiency import Efficiency, count_parameters, rates, resident_bytes
@@ -62,8 +62,7 @@ def test_the_stopwatch_measures_one_of_sixteen_decisions_and_changes_none():
         time.sleep(0.002)
         return obs + 1
 
-    timed = watch.timed(act)
-    answers = [timed(number, "state", deterministic=False) for number in range(3 * SAMPLE_EVERY)]
+    answers = [watch.decide(act, number, "state") for number in range(3 * SAMPLE_EVERY)]
     assert answers == list(range(1, 3 * SAMPLE_EVERY + 1))
     assert seen == [(number, "state", False) for number in range(3 * SAMPLE_EVERY)]
     assert watch.measured == 3 and watch.seconds >= 3 * 0.002

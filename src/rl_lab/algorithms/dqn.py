@@ -55,7 +55,7 @@ from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import Schedule, at
 from rl_lab.core.spec import Discrete
-from rl_lab.core.tree import as_arrays, first_leaf, map_leaves
+from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.core.value_distributions import (
     ValueDistribution,
     categorical_loss,
@@ -386,7 +386,7 @@ class DQN(Algorithm):
     def track_statistics(self, trajectory: Batch) -> None:
         """Count each new frame in the observation statistics; the target network shares them."""
         if self.normalizes:
-            self.model.normalizer.update_statistics(as_arrays(trajectory[OBS]))
+            self.model.normalizer.update_statistics(trajectory[OBS])
             self.learner.copy_buffers()
 
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:

@@ -36,7 +36,7 @@ from rl_lab.algorithms.replay import (
     step_sizes,
     torch_optimizer,
 )
-from rl_lab.core.actions import RandomActions, as_vector, random_action, vector_size
+from rl_lab.core.actions import RandomActions, random_action
 from rl_lab.core.batch import (
     ACTION_MASK,
     OBS,
@@ -60,7 +60,7 @@ from rl_lab.core.schedule import at
 from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Discrete, MultiDiscrete
 from rl_lab.core.tree import first_leaf
-from rl_lab.networks.mlp import Norm
+from rl_lab.networks.mlp import Norm, as_vector, vector_size
 from rl_lab.planning.cem import planner_noise
 from rl_lab.planning.planner import PlannerConfig, plan_actions
 from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances

@@ -40,7 +40,6 @@ from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.sequences import as_rows, as_sequences, concatenate, evenly, longest_fit, take
-from rl_lab.core.tree import as_arrays, map_leaves
 from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
@@ -277,8 +276,8 @@ class PPO(Algorithm):
         return self.policy.act(obs, state, deterministic=deterministic)
 
     def initial_state(self, batch: int) -> Any:
-        """What the memories start an episode with."""
-        return self.model.initial_state(batch)
+        """What the memories start an episode with; None without one."""
+        return self.model.initial_state(batch) if self.model.has_memory else None
 
     def pure_policy(self) -> Policy | None:
         """`act` as a pure function, unless a subclass acts in another way."""
@@ -296,7 +295,7 @@ class PPO(Algorithm):
         if LOG_PROB not in batch:
             raise UserError(f"phase '{phase['name']}': PPO learns from its own actions only")
         now = at(self.config, phase["step"])
-        normalizer, frames = self.model.normalizer, as_arrays(batch[OBS])
+        normalizer = self.model.normalizer
         is_first = normalizer.is_empty  # raw frames may be of any size: normalize the first ones
         with all_or_nothing(
             "PPO update",
@@ -306,20 +305,22 @@ class PPO(Algorithm):
             reward_scale=self.reward_scale,
         ):
             if is_first:
-                normalizer.update_statistics(frames)
+                normalizer.update_statistics(batch[OBS])
             rows, metrics = self._credit(batch, now)
             metrics |= self._learn(rows, now)
         if is_first:  # the actor saw raw frames
             del metrics["policy_drift"]
         else:
-            normalizer.update_statistics(frames)
+            normalizer.update_statistics(batch[OBS])
         return {**metrics, **self.policy.log_std()}
 
     @torch.no_grad()
     def _credit(self, batch: Batch, now: PPOConfig) -> tuple[Batch, Metrics]:
         """One learner pass over the rollout: old log-probs, values, advantages; as sequences."""
         ended = batch[TERMINATED] | batch[TRUNCATED]
-        length = evenly(len(ended), now.sequence_steps(self.model.has_memory, ended.shape[1]))
+        has_memory, length = self.model.has_memory, 1
+        if has_memory:
+            length = evenly(len(ended), now.sequence_steps(has_memory, ended.shape[1]))
         seen = self.model.unroll(
             batch[OBS], batch[ACTION], batch[NEXT_OBS], batch[STATE], batch[RESET], ended, length
         )
@@ -353,12 +354,12 @@ class PPO(Algorithm):
             ADVANTAGE: advantage,
             RETURN: target,
         }
-        if self.model.has_memory:
-            rows[RESET] = batch[RESET]
         if now.value_clip is not None:
             rows[OLD_VALUE] = seen.value
-        cut = partial(as_sequences, length=length) if self.model.has_memory else as_rows
-        return {**map_leaves(cut, rows), STATE: concatenate(seen.states)}, metrics
+        if not has_memory:
+            return {**as_rows(rows), STATE: {}}, metrics
+        rows[RESET] = batch[RESET]
+        return {**as_sequences(rows, length), STATE: concatenate(seen.states)}, metrics
 
     def _learn(self, rows: Batch, now: PPOConfig) -> Metrics:
         """Epochs of shuffled minibatches, stopped early by `target_kl`."""

@@ -37,7 +37,7 @@ from rl_lab.algorithms.replay import (
     step_sizes,
     window_problems,
 )
-from rl_lab.core.actions import RandomActions, as_vector, random_action
+from rl_lab.core.actions import RandomActions, random_action
 from rl_lab.core.batch import (
     BURN_IN,
     INDEX,
@@ -62,8 +62,8 @@ from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import multi_step_return
 from rl_lab.core.schedule import at
 from rl_lab.core.spec import Discrete
-from rl_lab.core.tree import as_arrays
 from rl_lab.core.value_distributions import of_action
+from rl_lab.networks.mlp import as_vector
 from rl_lab.networks.normalizer import normalize_mode
 from rl_lab.networks.recurrent_q import RecurrentQNetwork, State, packed, unpacked
 
@@ -283,7 +283,7 @@ class R2D2(Algorithm):
     def track_statistics(self, trajectory: Batch) -> None:
         """Count each new frame in the observation statistics; the target network shares them."""
         if self.normalizes:
-            self.model.normalizer.update_statistics(as_arrays(trajectory[OBS]))
+            self.model.normalizer.update_statistics(trajectory[OBS])
             self.learner.copy_buffers()
 
     @torch.no_grad()

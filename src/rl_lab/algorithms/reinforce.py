@@ -43,7 +43,7 @@ from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig
-from rl_lab.core.tree import as_arrays, map_leaves
+from rl_lab.core.tree import map_leaves
 from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
 from rl_lab.networks.normalizer import normalize_mode
@@ -258,7 +258,7 @@ class Reinforce(Algorithm):
         if LOG_PROB not in batch:
             raise UserError(f"phase '{phase['name']}': REINFORCE learns from its own actions only")
         now = at(self.config, phase["step"])
-        normalizer, frames = self.model.normalizer, as_arrays(batch[OBS])
+        normalizer = self.model.normalizer
         is_first = normalizer.is_empty  # raw frames may be of any size: normalize the first ones
         with all_or_nothing(
             "REINFORCE update",
@@ -268,11 +268,11 @@ class Reinforce(Algorithm):
             reward_scale=self.reward_scale,
         ):
             if is_first:
-                normalizer.update_statistics(frames)
+                normalizer.update_statistics(batch[OBS])
             rows, metrics = self._credit(batch, now)
             metrics |= self._learn(rows, now)
         if not is_first:
-            normalizer.update_statistics(frames)
+            normalizer.update_statistics(batch[OBS])
         return {**metrics, **self.policy.log_std()}
 
     @torch.no_grad()

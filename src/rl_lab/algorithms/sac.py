@@ -59,7 +59,7 @@ from rl_lab.core.protocols import Phase, WorkflowContext
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box, Space
-from rl_lab.core.tree import as_arrays, first_leaf
+from rl_lab.core.tree import first_leaf
 from rl_lab.networks.ensemble import QEnsemble
 from rl_lab.networks.normalizer import make_normalizer, normalize_mode
 from rl_lab.networks.numpy_policy import fast_actor
@@ -370,7 +370,7 @@ class SAC(Algorithm):
 
     def track_statistics(self, trajectory: Batch) -> None:
         """Count each new frame in the observation statistics."""
-        self.normalizer.update_statistics(as_arrays(trajectory[OBS]))
+        self.normalizer.update_statistics(trajectory[OBS])
 
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""

@@ -51,7 +51,6 @@ from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
-from rl_lab.core.tree import as_arrays
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.ensemble import QEnsemble, in_place
 from rl_lab.networks.mlp import linear, mlp
@@ -212,7 +211,7 @@ class TD3(Algorithm):
 
     def track_statistics(self, trajectory: Batch) -> None:
         """Count each new frame in the observation statistics."""
-        self.normalizer.update_statistics(as_arrays(trajectory[OBS]))
+        self.normalizer.update_statistics(trajectory[OBS])
 
     def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""

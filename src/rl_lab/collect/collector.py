@@ -1,6 +1,8 @@
 """The only `env.step` in training: preallocated `[T, N]` storage, every row a real transition."""
 
+import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,6 @@ from torch import Tensor
 
 from rl_lab.collect.episodes import EpisodeTracker, MeasureTracker, outcomes_of
 from rl_lab.collect.simulate import Simulation, first_frames
-from rl_lab.collect.stopwatch import Stopwatch
 from rl_lab.core.batch import (
     ACTION,
     ACTION_MASK,
@@ -28,45 +29,41 @@ from rl_lab.core.batch import (
     CollectResult,
     Metrics,
     Obs,
-    Step,
 )
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.failure import defined_at
 from rl_lab.core.protocols import Act, MakePolicy, Policy, VectorEnv
-from rl_lab.core.spec import Box, MultiDiscrete, Space, observation_rows
-from rl_lab.core.state import Tree, where_rows
-from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked
+from rl_lab.core.spec import Box, Dict, MultiDiscrete, Space
+from rl_lab.core.state import Tree
+from rl_lab.core.tree import assign, copied, map_leaves, named_leaves, picked, where_rows
+
+SAMPLE_EVERY = 16  # decisions; a GPU has to be waited for twice at each that is measured
 
 
-class Cursor:
-    """The next free row of every column of `[rows, N]` storage.
+class Stopwatch:
+    """How long a policy takes to decide: seconds of a few of the real decisions of a run."""
 
-    A step in which an environment only resets itself is no transition, so columns may fill at
-    different speeds.
-    """
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+        self.is_cuda = device.startswith("cuda")
+        self.seconds = 0.0
+        self.measured = 0
+        self._decisions = 0
 
-    def __init__(self, steps: int, num_envs: int, rows: NDArray[np.int64] | None = None) -> None:
-        self.steps = steps
-        self.full = steps == 0  # every column has that many rows
-        self.rows = rows  # None as long as every step has been a transition of every environment
-        self._row = 0  # of all columns, until then
-        self._columns = np.arange(num_envs)
-
-    def next_row(self) -> int:
-        """The row of a step in which every environment made a transition."""
-        assert self.rows is None, "a vector either marks its rows always, or never"
-        self._row += 1
-        self.full = self._row == self.steps
-        return self._row - 1
-
-    def next_places(self, valid: Array) -> tuple[Array, Array]:
-        """Rows and columns of the transitions of a step that is `valid` in some environments."""
-        if self.rows is None:
-            self.rows = np.zeros(len(valid), dtype=np.int64)
-        places = self.rows[valid], self._columns[valid]
-        self.rows[valid] += 1
-        self.full = bool(self.rows.min() >= self.steps)
-        return places
+    def decide(self, act: Act, obs: Obs, state: Any) -> Action:
+        """What `act` samples; one of `SAMPLE_EVERY` decisions is measured, a run's first is not."""
+        self._decisions += 1
+        if self._decisions % SAMPLE_EVERY:
+            return act(obs, state, deterministic=False)
+        if self.is_cuda:  # a GPU computes on while Python goes on: its work counts too
+            torch.cuda.synchronize(self.device)
+        started = time.perf_counter()
+        action = act(obs, state, deterministic=False)
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.perf_counter() - started
+        self.measured += 1
+        return action
 
 
 class RolloutCollector:
@@ -117,18 +114,20 @@ class RolloutCollector:
         another policy's and is not taken over. A bad number in an observation or a reward
         raises before anything of this call has reached a buffer or a statistic.
         """
-        if _shapes(self.memory) != _shapes(state):  # nobody's yet, or another policy has played
+        if state is None or _shapes(self.memory) != _shapes(state):  # another policy has played
             self.memory = state
         if policy is not None and self.simulation is not None and (pure := policy()) is not None:
             return self._simulate(self.simulation, pure, steps)
-        start, decide = self.memory, self.stopwatch.timed(act)
-        rows, cursor = self._begin(steps, state)
+        start = self.memory
+        rows, filled = self._begin(steps, state)
         values: dict[str, Any] = rows
         wanted = (self.env.num_envs, *self.env.spec.action.shape)
-        taken = finished = 0
-        while not cursor.full:
-            obs = self.obs if arrays else self._tensor(self.obs)
-            decision = decide(obs, self.memory, deterministic=False)
+        row = taken = finished = 0
+        # A step in which an environment only resets itself is no transition. As long as there was
+        # none, all columns have `row` rows; else column i has `filled[i]`.
+        while (row if filled is None else filled.min()) < steps:
+            obs = self.obs if arrays else to_tensor(self.obs, self.device)
+            decision = self.stopwatch.decide(act, obs, self.memory)
             action = action_of(decision, act, wanted)
             step = self.env.step(action)
             ended = step.terminated | step.truncated
@@ -144,53 +143,77 @@ class RolloutCollector:
             values |= {name: to_array(extra) for name, extra in decision.extras.items()}
             if self.carried is not None and LOG_PROB in values and LOG_PROB not in rows:
                 self.carried = None
-                rows, cursor = self._begin(steps, state)
+                rows, filled = self._begin(steps, state)
             if step.valid is None:
+                assert filled is None, "a vector either marks its rows always, or never"
                 _make_room(rows, values)
-                row = cursor.next_row()
                 for name, value in values.items():
                     assign(rows[name], row, value)
+                row += 1
                 taken += len(ended)
                 fresh = ended
             else:
                 if self.memory is not None:  # any row may be the first one of a later call
                     values[STATE] = map_leaves(to_array, self.memory)
                 _make_room(rows, values)
-                places = cursor.next_places(step.valid)
-                if cursor.rows is not None and cursor.rows.max() > len(rows[REWARD]):
+                filled = np.zeros(len(ended), np.int64) if filled is None else filled
+                columns = np.flatnonzero(step.valid)
+                places = filled[columns], columns
+                filled[columns] += 1
+                if filled.max() > len(rows[REWARD]):
                     rows = map_leaves(_doubled, rows)
                 for name, value in values.items():
-                    assign(rows[name], places, picked(value, step.valid))
-                taken += int(step.valid.sum())
+                    assign(rows[name], places, picked(value, columns))
+                taken += len(columns)
                 ended, fresh = ended & step.valid, ~step.valid
             finished += self.episodes.add(step.reward, ended, step.valid)
-            self.measures.add(step.measures)
-            self._move_on(step, decision, fresh, state)
+            if step.measures:
+                self.measures.add(step.measures)
+            self.obs, self.is_first, self.memory = step.obs, fresh, decision.state
+            if self.memory is not None and fresh.any():  # cleared where an episode begins
+                self.memory = where_rows(to_tensor(fresh, self.device), state, self.memory)
         rows = {name: rows[name] for name in values}  # no extras of a policy that acted before
         _check_finite(rows)
         if isinstance(rows[OBS], dict) and ACTION_MASK in rows[OBS]:
             _check_masks(rows[OBS][ACTION_MASK][:steps], self.env.spec.action)
-        if cursor.rows is not None:
-            self.carried = _beyond(rows, cursor.rows, steps)
+        if filled is not None:
+            self.carried = _beyond(rows, filled, steps)
             rows = picked(rows, slice(steps))
         if STATE in rows:
-            start = self._tensor(picked(rows.pop(STATE), 0))
-        trajectory: Batch = {name: self._tensor(value) for name, value in rows.items()}
+            start = to_tensor(picked(rows.pop(STATE), 0), self.device)
+        trajectory: Batch = to_tensor(rows, self.device)
         trajectory[STATE] = start
         return CollectResult(taken, finished, self._metrics(), trajectory)
 
-    def _begin(self, steps: int, state: Any) -> tuple[dict[str, Any], Cursor]:
-        """Storage for `steps` rows and more, where the carried ones are already in."""
-        if self.carried is None:
-            return _allocate(self.env, steps), Cursor(steps, self.env.num_envs)
-        waiting, count = self.carried["rows"], self.carried["count"]
-        if STATE in waiting and _shapes(picked(waiting[STATE], 0)) != _shapes(state):
-            waiting = {name: waiting[name] for name in waiting if name != STATE}
-        length = len(waiting[REWARD])
-        rows = _allocate(self.env, length + steps)
-        _make_room(rows, picked(waiting, 0))
-        assign({name: rows[name] for name in waiting}, slice(length), waiting)
-        return rows, Cursor(steps, self.env.num_envs, count.copy())
+    def _begin(self, steps: int, state: Any) -> tuple[dict[str, Any], NDArray[np.int64] | None]:
+        """Storage for `steps` rows and more, where the carried ones are already in, and how many.
+
+        None if nothing was carried.
+        """
+        waiting, count, length = {}, None, 0
+        if self.carried is not None:
+            waiting, count = self.carried["rows"], self.carried["count"].copy()
+            length = len(waiting[REWARD])
+            if STATE in waiting and _shapes(picked(waiting[STATE], 0)) != _shapes(state):
+                waiting = {name: waiting[name] for name in waiting if name != STATE}
+        lead, observation = (length + steps, self.env.num_envs), self.env.spec.observation
+        frame = dict(observation.parts) if isinstance(observation, Dict) else observation
+        action = self.env.spec.action
+        # As the policy sampled it: an environment of integers in a Box gets it rounded.
+        action_dtype = np.float32 if isinstance(action, Box) else action.dtype
+        rows = {
+            OBS: map_leaves(partial(_zeros, lead), frame),
+            ACTION: np.zeros((*lead, *action.shape), action_dtype),
+            REWARD: np.zeros(lead, np.float32),
+            TERMINATED: np.zeros(lead, np.bool_),
+            TRUNCATED: np.zeros(lead, np.bool_),
+            NEXT_OBS: map_leaves(partial(_zeros, lead), frame),
+            RESET: np.zeros(lead, np.bool_),
+        }
+        if waiting:
+            _make_room(rows, picked(waiting, 0))
+            assign({name: rows[name] for name in waiting}, slice(length), waiting)
+        return rows, count
 
     def _simulate(self, simulation: Simulation, policy: Policy, steps: int) -> CollectResult:
         """The same in one program, for environments and policies that are pure functions."""
@@ -219,17 +242,6 @@ class RolloutCollector:
         self.is_first = np.ones(self.env.num_envs, dtype=np.bool_)
         self.memory = None
         self.episodes.drop_open()
-
-    def _move_on(self, step: Step, decision: Action, fresh: Array, state: Any) -> None:
-        """What the next decision starts from: new frames, and a cleared memory where they begin."""
-        self.obs = step.obs
-        self.is_first = fresh
-        self.memory = decision.state
-        if self.memory is not None and fresh.any():
-            self.memory = where_rows(self._tensor(fresh), state, self.memory)
-
-    def _tensor(self, value: Obs) -> Any:
-        return to_tensor(value, self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Where each environment stands, its memory, open episodes, and carried transitions."""
@@ -282,36 +294,15 @@ def action_of(decision: Action, act: Act, wanted: tuple[int, ...]) -> Array:
     return array
 
 
-def _allocate(env: VectorEnv, steps: int) -> dict[str, Any]:
-    lead = (steps, env.num_envs)
-
-    def room(space: Space) -> Array:
-        return np.zeros((*lead, *space.shape), dtype=space.dtype)
-
-    return {
-        OBS: observation_rows(env.spec.observation, room),
-        # As the policy sampled it: an environment of integers in a Box gets it rounded.
-        ACTION: np.zeros(
-            (*lead, *env.spec.action.shape),
-            np.float32 if isinstance(env.spec.action, Box) else env.spec.action.dtype,
-        ),
-        REWARD: np.zeros(lead, dtype=np.float32),
-        TERMINATED: np.zeros(lead, dtype=np.bool_),
-        TRUNCATED: np.zeros(lead, dtype=np.bool_),
-        NEXT_OBS: observation_rows(env.spec.observation, room),
-        RESET: np.zeros(lead, dtype=np.bool_),
-    }
-
-
 def _make_room(rows: dict[str, Any], values: dict[str, Any]) -> None:
     """Zeros [rows, N, …] for what is new in a step: extras, a memory."""
-
-    def room(value: Array) -> Array:
-        return np.zeros((len(rows[REWARD]), *value.shape), dtype=value.dtype)
-
     for name, value in values.items():
         if name not in rows:
-            rows[name] = map_leaves(room, value)
+            rows[name] = map_leaves(partial(_zeros, (len(rows[REWARD]),)), value)
+
+
+def _zeros(lead: tuple[int, ...], like: Array | Space) -> Array:
+    return np.zeros((*lead, *like.shape), like.dtype)
 
 
 def _doubled(rows: Array) -> Array:

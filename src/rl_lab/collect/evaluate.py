@@ -11,8 +11,7 @@ from rl_lab.collect.collector import action_of, to_tensor
 from rl_lab.collect.episodes import known, outcomes_of
 from rl_lab.core.batch import Obs
 from rl_lab.core.protocols import Act, VectorEnv
-from rl_lab.core.state import where_rows
-from rl_lab.core.tree import map_leaves, picked
+from rl_lab.core.tree import map_leaves, picked, where_rows
 
 
 @dataclass(frozen=True, repr=False)

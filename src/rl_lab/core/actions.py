@@ -1,12 +1,10 @@
-"""Actions of a space: uniformly random ones, and as vectors that a network can read."""
+"""Uniformly random actions of a space."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from rl_lab.core.batch import ACTION_MASK, Action, Array
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete, Space
@@ -51,26 +49,3 @@ def _uniform(space: Box, count: int, rng: np.random.Generator) -> Array:
     low, high = np.where(bounded, space.low, 0.0), np.where(bounded, space.high, 1.0)
     uniform = low + rng.random((count, *space.shape)) * (high - low)
     return np.where(bounded, uniform, rng.standard_normal(uniform.shape)).astype(np.float32)
-
-
-def vector_size(space: Space) -> int:
-    """How many numbers `as_vector` has."""
-    if isinstance(space, Discrete):
-        return space.n
-    return sum(space.nvec) if isinstance(space, MultiDiscrete) else space.size
-
-
-def as_vector(space: Space, x: Tensor) -> Tensor:
-    """Elements [..., *shape] as floats [..., vector_size]: one-hot for indices, flat for a Box."""
-    if isinstance(space, Discrete):
-        return one_hot(x, space.n)
-    if isinstance(space, MultiDiscrete):
-        columns = zip(x.unbind(-1), space.nvec, strict=True)
-        return torch.cat([one_hot(column, n) for column, n in columns], dim=-1)
-    lead = x.shape[: x.dim() - len(space.shape)]
-    return x.reshape(*lead, space.size).float()
-
-
-def one_hot(index: Tensor, n: int) -> Tensor:
-    """Indices [...] to floats [..., n]. torch's own looks at values: it cannot be compiled."""
-    return (index.unsqueeze(-1) == torch.arange(n, device=index.device)).float()

@@ -34,13 +34,9 @@ CACHE_VARIABLE = "RL_LAB_CACHE"
 COMPILERS = ("g++", "clang++", "c++")
 _VERSION = 1  # of this file's way of compiling: part of every key
 
-_tracing: ContextVar[bool] = ContextVar("tracing", default=False)
+# True while a function is being compiled: its operations may be spelled for the compiler.
+tracing: ContextVar[bool] = ContextVar("tracing", default=False)
 _told: ContextVar[Callable[[str], object]] = ContextVar("told", default=lambda line: None)
-
-
-def is_tracing() -> bool:
-    """True while a function is being compiled: its operations may be spelled for the compiler."""
-    return _tracing.get()
 
 
 def compiler() -> str | None:
@@ -249,7 +245,7 @@ def _trace(
         out_shape[:] = [_flatten(result, outputs)]
         return [each.clone() for each in outputs]  # never the memory of an input
 
-    token = _tracing.set(True)
+    token = tracing.set(True)
     try:
         graph = make_fx(flat)(*leaves)
     except RuntimeError as error:  # it looks at a number to decide what to do
@@ -257,7 +253,7 @@ def _trace(
             f"{name} cannot be compiled: {_reason(error)}; set compute.compile=off"
         ) from error
     finally:
-        _tracing.reset(token)
+        tracing.reset(token)
     for node in graph.graph.find_nodes(op="get_attr"):
         # A constant made inside the function is copied by `lift_fresh_copy`; anything else is a
         # tensor from outside, whose value of today would be frozen into the machine code.

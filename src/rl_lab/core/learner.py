@@ -27,7 +27,6 @@ from rl_lab.core.optim import (
     adam_in_place,
     bias_corrections,
     clip_by_tensor,
-    is_finite,
 )
 from rl_lab.core.state import Stateful
 from rl_lab.core.tree import first_leaf
@@ -143,7 +142,7 @@ class Learner:
         if self._compiled is not None:
             fixed = learning_rate, max_grad_norm, (), self._buffers
             return self._take(*self._compiled.given(*fixed)(*self._moving(arguments)))
-        return self._eager_step(arguments, (), learning_rate, max_grad_norm)
+        return self._eager_step(*arguments, rate=learning_rate, max_norm=max_grad_norm)
 
     def steps(
         self, *shared: Any, learning_rate: Tensor, max_grad_norm: Tensor
@@ -152,7 +151,7 @@ class Learner:
         if self._compiled is not None:
             code = self._compiled.given(learning_rate, max_grad_norm, shared, self._buffers)
             return lambda *arguments: self._take(*code(*self._moving(arguments)))
-        return lambda *arguments: self._eager_step(arguments, shared, learning_rate, max_grad_norm)
+        return partial(self._eager_step, shared=shared, rate=learning_rate, max_norm=max_grad_norm)
 
     def descend(
         self, gradient: Tensor, loss: Tensor, *, learning_rate: Tensor, max_grad_norm: Tensor
@@ -170,7 +169,7 @@ class Learner:
         return self.state, bias_corrections(self.state.updates, self.config), arguments
 
     def _eager_step(
-        self, arguments: tuple[Any, ...], shared: tuple[Any, ...], rate: Tensor, max_norm: Tensor
+        self, *arguments: Any, rate: Tensor, max_norm: Tensor, shared: tuple[Any, ...] = ()
     ) -> Update:
         """Straight through the module: autograd on views costs half of a functional call."""
         loss_of = self.loss
@@ -234,46 +233,42 @@ class Learner:
         max_norm: Tensor,
         corrections: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[AdamState, Update]:
-        """The update rule. Pure if `corrections` are given, else in place where that is faster."""
-        gradient, loss = found.gradient, found.loss
-        if self.config.agc:
-            gradient = clip_by_tensor(gradient, state.flat, self.sizes, self.config.agc)
+        """Clip, then the update rule; nothing changes if loss or gradient are not finite.
+
+        Pure if `corrections` are given, else in place where that is faster.
+        """
+        gradient, loss, config = found.gradient, found.loss, self.config
+        if config.agc:
+            gradient = clip_by_tensor(gradient, state.flat, self.sizes, config.agc)
+        norm = torch.linalg.vector_norm(gradient)
+        finite = state.finite & torch.isfinite(norm + loss)  # False from the first bad step on
+        clipped = gradient * (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if self._optimizer is not None:
-            new, norm = self._torch_step(state, gradient, loss, rate, max_norm)
-        else:
+            new = self._torch_step(state, clipped, finite, rate)
+        elif corrections is None and not rate.dim() and config.name in FUSED:
             # The fused kernel has Adam only, with one learning rate.
-            fused = corrections is None and not rate.dim() and self.config.name in FUSED
-            rule = (
-                adam_in_place
-                if fused
-                else partial(
-                    adam, corrections=corrections or bias_corrections(state.updates, self.config)
-                )
-            )
-            new, norm = rule(
-                state, gradient, loss, self.config, learning_rate=rate, max_grad_norm=max_norm
-            )
+            new = adam_in_place(state, clipped, finite, config, learning_rate=rate)
+        else:
+            corrections = corrections or bias_corrections(state.updates, config)
+            new = adam(state, clipped, finite, config, corrections=corrections, learning_rate=rate)
         metrics = {name: value.detach() for name, value in found.metrics.items()}
         aux = {name: value.detach() for name, value in found.aux.items()}
         return new, Update(loss, norm, metrics, aux, gradient)
 
     def _torch_step(
-        self, state: AdamState, gradient: Tensor, loss: Tensor, rate: Tensor, max_norm: Tensor
-    ) -> tuple[AdamState, Tensor]:
-        """One clipped step of an optimizer of `torch.optim`; none if a number is not finite."""
+        self, state: AdamState, gradient: Tensor, finite: Tensor, rate: Tensor
+    ) -> AdamState:
+        """One step of an optimizer of `torch.optim`; none unless `finite`."""
         assert self._optimizer is not None
-        norm = torch.linalg.vector_norm(gradient)
-        finite = is_finite(state, norm, loss)
         if finite:
-            clipped = gradient * (max_norm / (norm + 1e-6)).clamp(max=1.0)
-            for parameter, part in zip(self.parameters, clipped.split(self.sizes), strict=True):
+            for parameter, part in zip(self.parameters, gradient.split(self.sizes), strict=True):
                 parameter.grad = part.view(parameter.shape)
             for group in self._optimizer.param_groups if not self._own_rate else ():
                 group["lr"] = float(rate)
             self._optimizer.step()
             self._optimizer.zero_grad()
             state = state._replace(updates=state.updates + 1)
-        return state._replace(finite=finite), norm
+        return state._replace(finite=finite)
 
     def _take(self, new: AdamState, update: Update) -> Update:
         """Make the new state this learner's own."""

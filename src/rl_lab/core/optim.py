@@ -1,7 +1,7 @@
 """Update rules: Adam and its relatives on one flat vector of parameters.
 
-Pure functions of tensors: from a gradient to new parameters, clipped, and without effect if a
-number is not finite. `core.learner.Learner` owns the parameters.
+Functions of tensors: from a clipped gradient to new parameters, without effect if a number is not
+finite. `core.learner.Learner` owns the parameters.
 """
 
 from collections.abc import Sequence
@@ -64,11 +64,6 @@ class AdamState(NamedTuple):
     finite: Tensor
 
 
-def is_finite(state: AdamState, norm: Tensor, loss: Tensor) -> Tensor:
-    """False from the first step on whose loss or gradient is not finite."""
-    return state.finite & torch.isfinite(norm + loss)
-
-
 def bias_corrections(updates: Tensor, config: OptimizerConfig) -> tuple[Tensor, Tensor]:
     """Adam's bias corrections 1 − βᵗ of both moments, for the step after `updates` steps.
 
@@ -85,21 +80,16 @@ def bias_corrections(updates: Tensor, config: OptimizerConfig) -> tuple[Tensor, 
 def adam(
     state: AdamState,
     gradient: Tensor,
-    loss: Tensor,
+    finite: Tensor,
     config: OptimizerConfig,
     *,
     corrections: tuple[Tensor, Tensor],
     learning_rate: Tensor,
-    max_grad_norm: Tensor,
-) -> tuple[AdamState, Tensor]:
-    """One clipped step, or no step at all if a number is not finite. Pure: for compilers.
+) -> AdamState:
+    """One step, or none unless `finite`. Pure: for compilers.
 
     `corrections` are `bias_corrections`; `learning_rate` is 0-d or has one value per parameter.
-    Returns the new state and the norm of the gradient before clipping.
     """
-    norm = torch.linalg.vector_norm(gradient)
-    finite = is_finite(state, norm, loss)
-    gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
     if config.name != "adamw" and config.weight_decay:
         gradient = gradient + config.weight_decay * state.flat
     updates, first, second = state.updates + 1, state.first, state.second
@@ -123,22 +113,18 @@ def adam(
     new = AdamState(state.flat - step, first, second, updates, finite)
     kept = [torch.where(finite, fresh, old) for fresh, old in zip(new[:4], state[:4], strict=True)]
     finite = finite & torch.isfinite(kept[0].sum() + kept[1].sum() + kept[2].sum())
-    return AdamState(kept[0], kept[1], kept[2], kept[3], finite), norm
+    return AdamState(kept[0], kept[1], kept[2], kept[3], finite)
 
 
 def adam_in_place(
     state: AdamState,
     gradient: Tensor,
-    loss: Tensor,
+    finite: Tensor,
     config: OptimizerConfig,
     *,
     learning_rate: Tensor,
-    max_grad_norm: Tensor,
-) -> tuple[AdamState, Tensor]:
+) -> AdamState:
     """The same step by torch's fused kernel, which writes into the tensors of `state`."""
-    norm = torch.linalg.vector_norm(gradient)
-    finite = is_finite(state, norm, loss)
-    gradient = gradient * (max_grad_norm / (norm + 1e-6)).clamp_(max=1.0)
     skipped = (~finite).to(gradient.dtype)
     state.updates.add_(1 - skipped)
     fused = torch._fused_adam_ if config.name == "adam" else torch._fused_adamw_
@@ -158,7 +144,7 @@ def adam_in_place(
         maximize=False,
         found_inf=skipped,  # 1: nothing is written
     )
-    return state._replace(finite=finite), norm
+    return state._replace(finite=finite)
 
 
 def clip_by_tensor(gradient: Tensor, flat: Tensor, sizes: Sequence[int], limit: float) -> Tensor:

@@ -12,7 +12,7 @@ from rl_lab.core.tree import map_leaves
 
 def as_rows(value: object) -> Any:
     """[T, N, …] leaves as rows that know nothing of each other: [T · N, …]."""
-    return map_leaves(lambda leaf: leaf.flatten(0, 1), value)
+    return map_leaves(partial(torch.flatten, start_dim=0, end_dim=1), value)
 
 
 def as_sequences(value: object, length: int) -> Any:
@@ -34,13 +34,11 @@ def concatenate(states: list[Any]) -> Any:
 def take(rows: Batch, index: Tensor, axis: int) -> Batch:
     """The chosen rows (axis 0) or sequences (axis 1) of a batch; a state's are always on axis 0."""
     return {
-        name: map_leaves(partial(_select, 0 if name == STATE else axis, index), value)
+        name: map_leaves(
+            partial(torch.index_select, dim=0 if name == STATE else axis, index=index), value
+        )
         for name, value in rows.items()
     }
-
-
-def _select(axis: int, index: Tensor, leaf: Tensor) -> Tensor:
-    return leaf.index_select(axis, index)
 
 
 def longest_fit(steps: int, num_envs: int, minibatches: int) -> int:

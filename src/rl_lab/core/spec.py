@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,34 +14,22 @@ from rl_lab.core.batch import Array
 class Discrete:
     """Integers 0 … n-1."""
 
+    shape: ClassVar[tuple[int, ...]] = ()
+    dtype: ClassVar[np.dtype[np.int64]] = np.dtype(np.int64)
     n: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """A scalar."""
-        return ()
-
-    @property
-    def dtype(self) -> np.dtype[np.int64]:
-        """Indices."""
-        return np.dtype(np.int64)
 
 
 @dataclass(frozen=True)
 class MultiDiscrete:
     """A vector of integers, component i in 0 … nvec[i]-1."""
 
+    dtype: ClassVar[np.dtype[np.int64]] = np.dtype(np.int64)
     nvec: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """One index per component."""
         return (len(self.nvec),)
-
-    @property
-    def dtype(self) -> np.dtype[np.int64]:
-        """Indices."""
-        return np.dtype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)

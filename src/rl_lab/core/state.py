@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from rl_lab.core.chunks import Chunk, Log
-from rl_lab.core.tree import map_leaves
 
 # Nested dicts (all keys strings, or all integers) and lists of Tensor, ndarray, Log, str, int,
 # float, bool, None.
@@ -69,15 +68,6 @@ def logs(tree: Tree) -> Iterator[Log]:
     elif isinstance(tree, (list, tuple)):
         for each in tree:
             yield from logs(each)
-
-
-def where_rows(mask: Tensor, new: Tree, old: Tree) -> Tree:
-    """`new` in the rows where `mask` [N] is True, `old` elsewhere, leaf by leaf."""
-    return map_leaves(
-        lambda fresh, kept: torch.where(mask.view(-1, *[1] * (kept.dim() - 1)), fresh, kept),
-        new,
-        old,
-    )
 
 
 def fingerprint(tree: Tree) -> str:

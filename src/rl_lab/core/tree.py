@@ -3,6 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+from torch import Tensor
+
 Leaves = Any  # an array or tensor, or a dict of them (nested as deep as you like)
 
 
@@ -12,11 +15,6 @@ def map_leaves(function: Callable[..., Any], *trees: Leaves) -> Leaves:
     if isinstance(first, dict):
         return {key: map_leaves(function, *(tree[key] for tree in trees)) for key in first}
     return function(*trees)
-
-
-def as_arrays(tree: Leaves) -> Leaves:
-    """The same tree with numpy arrays in place of tensors of any device."""
-    return map_leaves(lambda leaf: leaf.cpu().numpy(), tree)
 
 
 def copied(tree: Leaves) -> Leaves:
@@ -38,6 +36,15 @@ def picked(tree: Leaves, index: Any) -> Leaves:
     if isinstance(tree, dict):
         return {key: picked(each, index) for key, each in tree.items()}
     return tree[index]
+
+
+def where_rows(mask: Tensor, new: Leaves, old: Leaves) -> Leaves:
+    """`new` in the rows where `mask` [N] is True, `old` elsewhere, leaf by leaf."""
+    return map_leaves(
+        lambda fresh, kept: torch.where(mask.view(-1, *[1] * (kept.dim() - 1)), fresh, kept),
+        new,
+        old,
+    )
 
 
 def named_leaves(tree: Leaves, name: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,6 @@ from torch import Tensor
 from rl_lab.core.batch import Array, Step
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Discrete
-from rl_lab.envs import snapshot
 from rl_lab.envs.spaces import describe
 from rl_lab.envs.vector import Episodes, joint_seed
 
@@ -139,10 +138,6 @@ def _cart_pole(state: Numbers, action: Numbers) -> Moved:
 
 def _start_cart_pole(uniform: Numbers) -> Numbers:
     return uniform * 0.1 - 0.05
-
-
-def _as_it_is(state: Numbers) -> Numbers:
-    return _single(state)  # never the state itself, which stays ours
 
 
 # --------------------------------------------------------------------- pendulum
@@ -272,15 +267,15 @@ def _observe_acrobot(state: Numbers) -> Numbers:
     return _single(_rows((*circle, inner_spin, outer_spin)))
 
 
-_CART_POLE = Task(_cart_pole, _as_it_is, _start_cart_pole, state_size=4, max_steps=500)
+_CART_POLE = Task(_cart_pole, _single, _start_cart_pole, state_size=4, max_steps=500)
 
 TASKS: dict[str, Task] = {
     "CartPole-v0": _CART_POLE._replace(max_steps=200),
     "CartPole-v1": _CART_POLE,
     "Pendulum-v1": Task(_pendulum, _observe_pendulum, _start_pendulum, 2, 200, 2.0),
-    "MountainCar-v0": Task(_mountain_car, _as_it_is, _start_mountain_car, 2, 200),
+    "MountainCar-v0": Task(_mountain_car, _single, _start_mountain_car, 2, 200),
     "MountainCarContinuous-v0": Task(
-        _mountain_car_continuous, _as_it_is, _start_mountain_car_continuous, 2, 999, 1.0
+        _mountain_car_continuous, _single, _start_mountain_car_continuous, 2, 999, 1.0
     ),
     "Acrobot-v1": Task(_acrobot, _observe_acrobot, _start_acrobot, 4, 500),
 }
@@ -318,7 +313,7 @@ class ClassicVector:
         self._episodes = Episodes(seeds)
         self._generator = np.random.Generator(np.random.PCG64())
         self._block, self._used = np.empty(0), BLOCK
-        self._before_block = snapshot.generator_state(self._generator)
+        self._before_block: dict[str, Any] = dict(self._generator.bit_generator.state)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Array:
         """Start every episode anew, with new seeds if given; the first observations [N, O]."""
@@ -333,7 +328,12 @@ class ClassicVector:
 
     def step(self, action: Array) -> Step:
         """One decision per environment; ended episodes are already reset in `Step.obs`."""
-        given = self._checked(action)
+        space = self.spec.action
+        # Reshaped and checked: an array would spread a short row, and take any number as an action.
+        given = np.asarray(action, space.dtype).reshape(self.num_envs, *space.shape)
+        # As unsigned numbers, negative ones are the largest.
+        if isinstance(space, Discrete) and np.maximum.reduce(given.view(np.uint64)) >= space.n:
+            raise ValueError(f"actions of '{self.spec.id}' are 0 … {space.n - 1}, got {given}")
         uniform = self.uniforms(1)[0]  # one row at every step, used or not: `advance` does so too
         moved = _move(self.task, self.state, self.elapsed, given, self.max_steps)
         if (moved.terminated | moved.truncated).any():
@@ -347,12 +347,13 @@ class ClassicVector:
 
     def uniforms(self, count: int) -> Array:
         """The random numbers of the next `count` vector steps, [count, N, S]. They are used up."""
-        self._episodes.require_started()
+        if not self._episodes.started:
+            raise RuntimeError("call reset() before step()")
         rows = []
         while count > 0:
             if self._used == BLOCK:
-                self._before_block = snapshot.generator_state(self._generator)
-                self._draw()
+                self._before_block = dict(self._generator.bit_generator.state)
+                self._block = self._generator.random((BLOCK, *self.state.shape))
                 self._used = 0
             rows.append(self._block[self._used : self._used + count])
             self._used += len(rows[-1])
@@ -388,16 +389,4 @@ class ClassicVector:
         self._before_block, self._used = state["before_block"], int(state["used"])
         self._generator.bit_generator.state = self._before_block
         if self._episodes.started:
-            self._draw()
-
-    def _draw(self) -> None:
-        self._block = self._generator.random((BLOCK, self.num_envs, self.task.state_size))
-
-    def _checked(self, action: Array) -> Array:
-        """An array would spread a short row, and take any number for an action."""
-        space = self.spec.action
-        rows = np.asarray(action, space.dtype).reshape(self.num_envs, *space.shape)
-        # As unsigned numbers, negative ones are the largest.
-        if isinstance(space, Discrete) and np.maximum.reduce(rows.view(np.uint64)) >= space.n:
-            raise ValueError(f"actions of '{self.spec.id}' are 0 … {space.n - 1}, got {rows}")
-        return rows
+            self._block = self._generator.random((BLOCK, *self.state.shape))

@@ -1,6 +1,6 @@
 """The actor-critic: normaliser → encoder → memory → heads, with one torso or two."""
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Generator, Tensor, nn
@@ -20,15 +20,14 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Policy
 from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
-from rl_lab.core.state import where_rows
-from rl_lab.core.tree import picked
+from rl_lab.core.tree import picked, where_rows
 from rl_lab.networks.cnn import is_image
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.mlp import linear, mlp
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
 _IMAGES_AT_ONCE = 1024  # rows of a rollout that are looked at in one go
-State = dict[str, dict[str, Tensor]]  # torso -> its memory's state
+State = dict[str, dict[str, Tensor]]  # torso -> its memory's state; empty without a memory
 
 
 class Torso(nn.Module):
@@ -46,7 +45,7 @@ class Torso(nn.Module):
         return features, state
 
     def sequence(self, obs: Obs, state: dict[str, Tensor], resets: Tensor | None) -> Tensor:
-        """[T, N, …] with resets inside; any leading shape when there is no memory."""
+        """[T, N, …] with resets inside."""
         features: Tensor = self.memory.sequence(self.encoder(obs), state, resets)[0]
         return features
 
@@ -103,24 +102,28 @@ class ActorCritic(nn.Module):
         self.sees_images = _sees_images(spec.observation)
         self.normalizer = make_normalizer(normalize_obs, spec.observation)
         roles = ("shared",) if config.shared_torso else ("actor", "critic")
-        self.torsos = nn.ModuleDict({role: Torso(config, spec.observation) for role in roles})
+        torsos = nn.ModuleDict({role: Torso(config, spec.observation) for role in roles})
+        self.torsos = cast(dict[str, Torso], torsos)  # for type checkers
         self.actor_torso, self.critic_torso = roles[0], roles[-1]
-        width = self._torso(self.actor_torso).out_dim
+        width = self.torsos[self.actor_torso].out_dim
         self.actor = PolicyHead(config.actor, width, spec.action, config.log_std_init)
         self.critic_hidden = mlp(width, config.critic.hidden_dims, config.critic.activation)
         self.critic = linear([width, *config.critic.hidden_dims][-1], 1, gain=1.0)
 
     def initial_state(self, batch: int) -> State:
         """What every memory starts an episode with."""
-        return {role: self._torso(role).memory.initial_state(batch) for role in self.torsos}
+        if not self.has_memory:
+            return {}
+        return {role: torso.memory.initial_state(batch) for role, torso in self.torsos.items()}
 
     def policy_step(self, obs: Obs, state: State) -> tuple[Distribution, State]:
         """The distribution for N environments, and all memories one step further."""
         mask, obs = self._mask(obs), self.normalizer(obs)
-        roles = list(self.torsos) if self.has_memory else [self.actor_torso]
-        steps = {role: self._torso(role).step(obs, state[role]) for role in roles}
+        if not self.has_memory:
+            return self.actor(self.torsos[self.actor_torso].encoder(obs), mask), state
+        steps = {role: torso.step(obs, state[role]) for role, torso in self.torsos.items()}
         new_state = {role: moved for role, (_, moved) in steps.items()}
-        return self.actor(steps[self.actor_torso][0], mask), {**state, **new_state}
+        return self.actor(steps[self.actor_torso][0], mask), new_state
 
     def pure_policy(self, num_envs: int, generator: Generator) -> Policy | None:
         """The policy as a pure function; with a memory it would have to carry its state along."""
@@ -146,7 +149,10 @@ class ActorCritic(nn.Module):
         """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
         mask, obs = self._mask(obs), self.normalizer(obs)
         features = {
-            role: self._torso(role).sequence(obs, state[role], resets) for role in self.torsos
+            role: torso.sequence(obs, state[role], resets)
+            if self.has_memory
+            else torso.encoder(obs)
+            for role, torso in self.torsos.items()
         }
         policy = self.actor(features[self.actor_torso], mask)
         return policy, self._value(features[self.critic_torso])
@@ -165,15 +171,20 @@ class ActorCritic(nn.Module):
         if not self.has_memory:
             # Images are looked at bit by bit: as floats they need four times their memory.
             steps = max(_IMAGES_AT_ONCE // resets.shape[1], 1) if self.sees_images else len(resets)
-            spans = [slice(at, at + steps) for at in range(0, len(resets), steps)]
-            looks = [self._judge(picked(obs, span), action[span], state) for span in spans]
-            log_prob, value = (torch.cat(each) for each in zip(*looks, strict=True))
+            log_probs, values = [], []
+            for at in range(0, len(resets), steps):
+                span = slice(at, at + steps)
+                policy, value = self(picked(obs, span), state, None)
+                log_probs.append(policy.log_prob(action[span]))
+                values.append(value)
+            value = torch.cat(values)
             # Inside an episode the next row's value is the bootstrap; elsewhere a frame is left.
             ends = ended.clone()
             ends[-1] = True
             next_value = torch.cat([value[1:], value[-1:]])
-            next_value[ends] = self._values(picked(next_obs, ends), state)
-            return Unrolled(log_prob, value, next_value, [state])
+            left = self.normalizer(picked(next_obs, ends))
+            next_value[ends] = self._value(self.torsos[self.critic_torso].encoder(left))
+            return Unrolled(torch.cat(log_probs), value, next_value, [state])
         log_probs, values, next_values, states = [], [], [], []
         last = len(resets) - 1
         fresh = self.initial_state(resets.shape[1])
@@ -196,20 +207,9 @@ class ActorCritic(nn.Module):
         ]
         return Unrolled(torch.stack(log_probs), torch.stack(values), torch.stack(filled), states)
 
-    def _judge(self, obs: Obs, action: Tensor, state: State) -> tuple[Tensor, Tensor]:
-        """Log-probs and values of rows, where there is no memory."""
-        policy, value = self(obs, state, None)
-        return policy.log_prob(action), value
-
-    def _values(self, obs: Obs, state: State) -> Tensor:
-        """Values of single rows, where there is no memory."""
-        torso = self._torso(self.critic_torso)
-        features = torso.sequence(self.normalizer(obs), state[self.critic_torso], None)
-        return self._value(features)
-
     def _look(self, obs: Obs, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         mask, obs = self._mask(obs), self.normalizer(obs)
-        steps = {role: self._torso(role).step(obs, state[role]) for role in self.torsos}
+        steps = {role: torso.step(obs, state[role]) for role, torso in self.torsos.items()}
         log_prob = self.actor(steps[self.actor_torso][0], mask).log_prob(action)
         value = self._value(steps[self.critic_torso][0])
         return log_prob, value, {role: moved for role, (_, moved) in steps.items()}
@@ -220,11 +220,6 @@ class ActorCritic(nn.Module):
     def _value(self, features: Tensor) -> Tensor:
         value: Tensor = self.critic(self.critic_hidden(features)).squeeze(-1)
         return value
-
-    def _torso(self, role: str) -> Torso:
-        torso = self.torsos[role]
-        assert isinstance(torso, Torso)
-        return torso
 
 
 def check_mask(spec: EnvSpec) -> bool:

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d, relu
 
-from rl_lab.core.actions import one_hot
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import Options, option
 from rl_lab.core.spec import Box, Space
-from rl_lab.networks.mlp import linear
+from rl_lab.networks.mlp import linear, one_hot
 
 log = logging.getLogger(__name__)
 _SMALLEST_PICTURE = 16  # pixels: integers on a smaller grid are taken as codes

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.options import Options, option
 from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Space
 from rl_lab.networks.ensemble import Ensemble
-from rl_lab.networks.mlp import linear, mlp
+from rl_lab.networks.mlp import as_vector, linear, mlp, vector_size
 
 LOG_STD_RANGE = (-5.0, 1.0)  # of a prediction, in units of the data's deviation
 _SMALLEST_STD = 1e-6  # what varies less than this is a constant, and is not scaled

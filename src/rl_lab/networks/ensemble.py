@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import layer_norm
 
 from rl_lab.core.batch import Obs
-from rl_lab.core.compiled import is_tracing
+from rl_lab.core.compiled import tracing
 from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
 from rl_lab.networks.encoder import make_encoder
@@ -58,7 +58,7 @@ class Ensemble(nn.Module):
         weights, biases = _tensors(self.weights, frozen), _tensors(self.biases, frozen)
         scales, shifts = _tensors(self.scales, frozen), _tensors(self.shifts, frozen)
         is_plain = isinstance(self.activation, nn.ReLU) and not masks and not scales
-        if is_plain and not is_tracing():
+        if is_plain and not tracing.get():
             found: Tensor = _ReluLayers.apply(x, *weights, *biases)
             return found
         x = x.expand(self.count, *x.shape)

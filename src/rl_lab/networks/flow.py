@@ -4,12 +4,11 @@ Dinh et al. 2017 (arXiv:1605.08803); as a policy of soft actor-critics: Haarnoja
 (arXiv:1804.02808). A Gaussian has one hill; this may have several.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from rl_lab.core.distributions import HALF_LOG_TWO_PI, log_slope_of_tanh
 from rl_lab.core.schema import HeadConfig
@@ -50,21 +49,17 @@ class Coupling(nn.Module):
 
 @dataclass(frozen=True)
 class SquashedFlow:
-    """tanh of normal numbers that couplings have moved, one after the other, given the features.
+    """tanh of normal numbers that couplings have moved, one after the other, given the features."""
 
-    Each comes with the weights that it had when the features were seen: compiled code lends a
-    network its weights for one call only, and `draw` comes after it.
-    """
-
-    couplings: Sequence[tuple[Coupling, dict[str, Tensor]]]
+    couplings: Iterable[nn.Module]  # each a `Coupling`
     features: Tensor
     size: int
 
     def draw(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The action that normal numbers [..., A] become, and its log density [...]."""
         u, log_prob = noise, (-0.5 * noise.square() - HALF_LOG_TWO_PI).sum(-1)
-        for coupling, weights in self.couplings:
-            u, log_volume = functional_call(coupling, weights, (u, self.features))
+        for coupling in self.couplings:
+            u, log_volume = coupling(u, self.features)
             log_prob = log_prob - log_volume
         return u.tanh(), log_prob - log_slope_of_tanh(u).sum(-1)
 
@@ -87,5 +82,4 @@ class FlowHead(nn.Module):
 
     def forward(self, features: Tensor) -> SquashedFlow:
         """[..., D] to a distribution with batch shape [...]."""
-        pairs = [(each, dict(each.named_parameters())) for each in self.couplings]
-        return SquashedFlow(pairs, features, self.size)  # type: ignore[arg-type]
+        return SquashedFlow(self.couplings, features, self.size)

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons with orthogonal initialisation, and the encoder made of one."""
+"""Multi-layer perceptrons with orthogonal initialisation: what they read, and an encoder of one."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from dataclasses import dataclass, make_dataclass
 from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
-from rl_lab.core.actions import as_vector, vector_size
-from rl_lab.core.compiled import is_tracing
+from rl_lab.core.compiled import tracing
 from rl_lab.core.options import Options, option
 from rl_lab.core.schema import Activation
-from rl_lab.core.spec import Space
+from rl_lab.core.spec import Discrete, MultiDiscrete, Space
 
 
 class Tanh(nn.Tanh):
@@ -20,7 +20,7 @@ class Tanh(nn.Tanh):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape."""
-        return compiled_tanh(x) if is_tracing() else x.tanh()
+        return compiled_tanh(x) if tracing.get() else x.tanh()
 
 
 # The rational minimax approximation of tanh on [-7.9, 7.9] that Eigen and XLA use as well: odd
@@ -88,6 +88,29 @@ def mlp(
     return nn.Sequential(*layers)
 
 
+def vector_size(space: Space) -> int:
+    """How many numbers `as_vector` has."""
+    if isinstance(space, Discrete):
+        return space.n
+    return sum(space.nvec) if isinstance(space, MultiDiscrete) else space.size
+
+
+def as_vector(space: Space, x: Tensor) -> Tensor:
+    """Elements [..., *shape] as floats [..., vector_size]: one-hot for indices, flat for a Box."""
+    if isinstance(space, Discrete):
+        return one_hot(x, space.n)
+    if isinstance(space, MultiDiscrete):
+        columns = zip(x.unbind(-1), space.nvec, strict=True)
+        return torch.cat([one_hot(column, n) for column, n in columns], dim=-1)
+    lead = x.shape[: x.dim() - len(space.shape)]
+    return x.reshape(*lead, space.size).float()
+
+
+def one_hot(index: Tensor, n: int) -> Tensor:
+    """Indices [...] to floats [..., n]. torch's own looks at values: it cannot be compiled."""
+    return (index.unsqueeze(-1) == torch.arange(n, device=index.device)).float()
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLPEncoderConfig(Options):
     """Widths and activation."""
@@ -138,13 +161,14 @@ class MLPEncoder(nn.Module):
 
     def __init__(self, config: MLPEncoderConfig, space: Space) -> None:
         super().__init__()
-        self.flatten = Flatten(space)
-        self.layers = mlp(self.flatten.out_dim, config.hidden_dims, config.activation)
-        self.out_dim = [self.flatten.out_dim, *config.hidden_dims][-1]
+        self.space = space
+        in_dim = vector_size(space)
+        self.layers = mlp(in_dim, config.hidden_dims, config.activation)
+        self.out_dim = [in_dim, *config.hidden_dims][-1]
 
     def forward(self, obs: Tensor) -> Tensor:
         """[..., *obs] to [..., out_dim]."""
-        return self.layers(self.flatten(obs))
+        return self.layers(as_vector(self.space, obs))
 
 
 MLPTiny = sized("mlp_tiny", 64)

@@ -71,10 +71,11 @@ class ObservationNormalizer(nn.Module):
         """True if running statistics are wanted and no frame is in them yet."""
         return self.mode == "running" and self.moments.count == 0
 
-    def update_statistics(self, obs: Array) -> None:
+    def update_statistics(self, obs: Tensor | Array) -> None:
         """Take fresh frames [..., *obs] into the running statistics."""
         if self.mode == "running":
-            self.moments.update_statistics(obs)
+            frames = obs.numpy(force=True) if isinstance(obs, Tensor) else obs
+            self.moments.update_statistics(frames)
             self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
 
     def clear(self) -> None:
@@ -122,7 +123,7 @@ class DictNormalizer(nn.Module):
         """True if running statistics are wanted and no frame is in them yet."""
         return any(each.is_empty for each in self._each())
 
-    def update_statistics(self, obs: Mapping[str, Array]) -> None:
+    def update_statistics(self, obs: Mapping[str, Tensor | Array]) -> None:
         """Take fresh frames into the running statistics."""
         for key, normalizer in zip(self.keys, self._each(), strict=True):
             normalizer.update_statistics(obs[key])

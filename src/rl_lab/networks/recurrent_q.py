@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.core import registry
-from rl_lab.core.actions import as_vector
 from rl_lab.core.batch import ACTION_MASK, Obs
 from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Discrete, EnvSpec
 from rl_lab.networks.actor_critic import check_mask
 from rl_lab.networks.encoder import make_encoder
+from rl_lab.networks.mlp import as_vector
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 from rl_lab.networks.q_network import duel, q_head
 

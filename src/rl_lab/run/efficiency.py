@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_lab.collect.stopwatch import Stopwatch
+from rl_lab.collect.collector import Stopwatch
 from rl_lab.core.clock import Counters
 from rl_lab.core.learner import Learner
 from rl_lab.core.protocols import VectorEnv

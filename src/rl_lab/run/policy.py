@@ -18,8 +18,8 @@ from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.schema import RunConfig
-from rl_lab.core.state import Stateful, Tree, where_rows
-from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.core.state import Stateful, Tree
+from rl_lab.core.tree import first_leaf, map_leaves, where_rows
 from rl_lab.envs.make import single_spaces
 from rl_lab.envs.spaces import Frames, action_converter
 from rl_lab.records.checkpoint import CheckpointStore

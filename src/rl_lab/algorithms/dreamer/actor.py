@@ -1,6 +1,6 @@
 """A policy over the features of a world model, in action vectors that gradients can pass through.
 
-An action vector is what `core.actions.as_vector` makes of an action: one-hot for indices (with
+An action vector is what `networks.mlp.as_vector` makes of an action: one-hot for indices (with
 straight-through gradients), plain numbers in [-1, 1] for a Box.
 """
 
@@ -13,9 +13,9 @@ from torch.nn.functional import softplus
 from rl_lab.algorithms.dreamer.rssm import mixed
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
 from rl_lab.algorithms.dreamer.world_model import Head
-from rl_lab.core.actions import one_hot, vector_size
 from rl_lab.core.distributions import DiagonalGaussian, SquashedGaussian, action_noise, masked
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete, Space
+from rl_lab.networks.mlp import one_hot, vector_size
 
 _GAIN = 0.01  # of the output layer: at first, everything is about equally likely
 _MIN_STD, _MAX_STD = 0.1, 1.0  # of a bounded normal

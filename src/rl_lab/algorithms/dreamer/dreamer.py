@@ -45,7 +45,7 @@ from rl_lab.algorithms.replay import (
     step_sizes,
     torch_optimizer,
 )
-from rl_lab.core.actions import RandomActions, as_vector, vector_size
+from rl_lab.core.actions import RandomActions
 from rl_lab.core.batch import (
     ACTION_MASK,
     INDEX,
@@ -70,6 +70,7 @@ from rl_lab.core.returns import lambda_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box
 from rl_lab.core.tree import picked, rows_at
+from rl_lab.networks.mlp import as_vector, vector_size
 
 DREAMER_PARTS = {  # roles of `components:`, and what is called of each
     **WORLD_PARTS,

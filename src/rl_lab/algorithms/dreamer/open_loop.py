@@ -11,7 +11,6 @@ from torch import Tensor
 from rl_lab.algorithms.dreamer.images import is_picture
 from rl_lab.algorithms.dreamer.rssm import LatentState
 from rl_lab.algorithms.dreamer.world_model import WorldModel
-from rl_lab.core.actions import as_vector
 from rl_lab.core.batch import (
     ACTION,
     LATENT,
@@ -27,6 +26,7 @@ from rl_lab.core.picture import Film, Lines, Picture
 from rl_lab.core.protocols import Imagination, WorkflowContext
 from rl_lab.core.spec import Space
 from rl_lab.core.tree import map_leaves, picked
+from rl_lab.networks.mlp import as_vector
 
 CONTINUES = "continues"
 SEEN = 5  # frames that open-loop predictions begin with

@@ -18,12 +18,11 @@ from rl_lab.algorithms.dreamer.world_model import (
     vectors_of,
 )
 from rl_lab.algorithms.world_models.mdn_rnn import MDNRNN
-from rl_lab.core.actions import vector_size
 from rl_lab.core.errors import UserError
 from rl_lab.core.returns import lambda_return, multi_step_return
 from rl_lab.core.spec import Space
 from rl_lab.networks.memory.recurrent import GRU, RecurrentConfig
-from rl_lab.networks.mlp import linear, mlp
+from rl_lab.networks.mlp import linear, mlp, vector_size
 
 # ------------------------------------------------------------------ representations
 

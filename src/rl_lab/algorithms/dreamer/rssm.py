@@ -16,8 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import softplus
 
-from rl_lab.core.actions import one_hot
-from rl_lab.networks.mlp import ACTIVATIONS, linear, mlp, normalization
+from rl_lab.networks.mlp import ACTIVATIONS, linear, mlp, normalization, one_hot
 
 LatentState = dict[str, Tensor]  # deter [..., D], stoch [..., S] (categories: S * K, one-hot)
 DETER_STOCH = ("deter", "stoch")  # the parts of a latent state

@@ -15,7 +15,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from rl_lab.algorithms.dreamer.images import ImageEncoder, PooledDecoder, StridedDecoder, is_picture
 from rl_lab.algorithms.dreamer.rssm import RSSM, LatentState, RSSMShape
 from rl_lab.algorithms.dreamer.world_config import WorldModelConfig
-from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.batch import (
     ACTION_MASK,
     OBS,
@@ -27,7 +26,7 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.symlog import symexp, symexp_bins, symlog, two_hot_loss, two_hot_mean
-from rl_lab.networks.mlp import linear, mlp
+from rl_lab.networks.mlp import as_vector, linear, mlp, vector_size
 
 WORLD_PARTS = {  # roles of `components:`, and what is called of each
     "representation": ("out_dim",),

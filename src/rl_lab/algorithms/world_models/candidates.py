@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from rl_lab.algorithms.world_models.mdn_rnn import MDNRNN, mixture_draw
-from rl_lab.core.actions import as_vector, vector_size
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Discrete, Space
 from rl_lab.networks.memory.recurrent import State
+from rl_lab.networks.mlp import as_vector, vector_size
 
 LATENT, HIDDEN = "latent", "hidden"  # of a state: z, and the part of the memory that C acts on
 Squash = Literal["tanh", "sigmoid", "clipped_tanh"]

@@ -9,10 +9,10 @@ from torch import Tensor
 from rl_lab.algorithms.world_models.candidates import LATENT, imagine_step
 from rl_lab.algorithms.world_models.mdn_rnn import MDNRNN
 from rl_lab.algorithms.world_models.vae import ConvVAE
-from rl_lab.core.actions import as_vector
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, Batch
 from rl_lab.core.spec import Space
 from rl_lab.networks.memory.recurrent import State
+from rl_lab.networks.mlp import as_vector
 
 _PIECE = 1024  # frames that are encoded at once, to bound memory
 

@@ -48,7 +48,7 @@ from rl_lab.algorithms.world_models.candidates import (
 from rl_lab.algorithms.world_models.imagination import FrameImagination, encode
 from rl_lab.algorithms.world_models.mdn_rnn import MDNRNN, dynamics_loss
 from rl_lab.algorithms.world_models.vae import ConvVAE, draw, require_image, vae_loss
-from rl_lab.core.actions import RandomActions, as_vector, vector_size
+from rl_lab.core.actions import RandomActions
 from rl_lab.core.batch import (
     OBS,
     PREVIOUS_ACTION,
@@ -72,6 +72,7 @@ from rl_lab.core.spec import MultiDiscrete
 from rl_lab.core.state import Tree
 from rl_lab.core.tree import picked
 from rl_lab.networks.memory.recurrent import State
+from rl_lab.networks.mlp import as_vector, vector_size
 from rl_lab.planning.cma_es import CMAES
 from rl_lab.planning.trials import Trials
 

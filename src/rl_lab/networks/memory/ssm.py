@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rl_lab.core.compiled import is_tracing
+from rl_lab.core.compiled import tracing
 from rl_lab.core.options import Options, option
 from rl_lab.networks.memory.episodes import episode_steps
 from rl_lab.networks.mlp import linear
@@ -150,7 +150,7 @@ class MambaMixer(Mixer):
             hidden = hidden + (dt * u)[0].unsqueeze(-1) * write[0].unsqueeze(-2)
             y = (hidden @ read[0].unsqueeze(-1)).squeeze(-1).unsqueeze(0)
         else:
-            scan = looped_scan if is_tracing() else SelectiveScan.apply
+            scan = looped_scan if tracing.get() else SelectiveScan.apply
             y, hidden = scan(dt, dt * u, rate, write, read, hidden, since == 0)
         y = (y + self.skip * u) * functional.silu(gate)
         return self.output(y), tail, hidden
