@@ -16,6 +16,7 @@ from rl_lab.algorithms.ppo import (
     ppo_loss,
     value_loss,
 )
+from rl_lab.core import registry
 from rl_lab.core.batch import (
     ACTION,
     LOG_PROB,
@@ -96,7 +97,7 @@ def rollout(orchestrator):
     return result.trajectory
 
 
-@pytest.mark.parametrize("memory", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("memory", registry.names("memory"))
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
 @pytest.mark.parametrize("forward", ["fast", "torch"])
 def test_the_first_ratio_is_one(tiny, memory, env, forward):
@@ -359,6 +360,23 @@ def test_compiled_and_eager_updates_agree(memory, tiny):
         states[mode] = workflow.learner.state.flat.clone()
     assert (states["on"] - states["off"]).abs().max() < 1e-5
     assert (states["on"] != 0).any()
+
+
+@pytest.mark.parametrize("memory", [each for each in registry.names("memory") if each != "none"])
+def test_traced_and_eager_updates_agree(memory, tiny, interpreted):
+    overrides = [f"network.memory.type={memory}", "algorithm.minibatches=2"]
+    overrides += ["environment.vectorization=sync", "algorithm.epochs=1"]
+    overrides += ["algorithm.rollout_steps=8"]
+    states = []
+    for mode in ("off", "on"):
+        orchestrator = tiny("CartPole-v1:ppo_none", f"compute.compile={mode}", *overrides)
+        workflow = orchestrator.workflow
+        start = workflow.learner.state.flat.clone()
+        workflow.update(rollout(orchestrator), phase=PHASE)
+        states.append(workflow.learner.state.flat.clone())
+        assert (states[-1] != start).any()
+    assert interpreted
+    torch.testing.assert_close(*states, atol=1e-5, rtol=0)
 
 
 def test_the_update_moves_weights_towards_what_paid(tiny):

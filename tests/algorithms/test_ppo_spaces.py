@@ -4,6 +4,7 @@ import textwrap
 
 import pytest
 
+from rl_lab.core import registry
 from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_run
 
@@ -23,7 +24,6 @@ SHORT = ["training.total_timesteps=256", "evaluation.every_steps=0"]
 CASES = {
     "dict": [f"{ROOMS}:ppo_none", "environment.normalize_obs=true", CAMERA],
     "tuple": [f"{ROOMS}:ppo_none", "environment.kwargs={shape: tuple}"],
-    "dict_gru": [f"{ROOMS}:ppo_gru", "algorithm.minibatches=2", CAMERA],
     "switches": [f"{SWITCHES}:ppo_none"],
     "mask": [f"{GATES}:ppo_none", MASK],
     "masks": [f"{GATES}:ppo_none", MASK, "environment.kwargs={several: true}"],
@@ -32,6 +32,18 @@ CASES = {
     "pixels": PIXELS,
     "blackjack": ["Blackjack-v1:ppo_none"],
 }
+MEMORIES = [each for each in registry.names("memory") if each != "none"]
+WITH_MEMORY = {
+    f"{kind}_{memory}": [
+        f"{env}:ppo_{memory}",
+        "algorithm.minibatches=2",
+        f"network.shared_torso={str(kind == 'mask').lower()}",
+        *more,
+    ]
+    for memory in MEMORIES
+    for kind, env, more in (("dict", ROOMS, [CAMERA]), ("mask", GATES, [MASK]))
+}
+CASES |= WITH_MEMORY
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -78,6 +90,20 @@ def test_interrupted_is_uninterrupted(tmp_path, monkeypatch, name, vectorization
 
     words = [*CASES[name], f"environment.vectorization={vectorization}", "environment.workers=2"]
     words += ["training.total_timesteps=512", "checkpoint.every_steps=128"]
+    straight = run_hash(tiny_run(tmp_path / "straight", *words).run)
+    faults.reset()
+    monkeypatch.setenv("RL_LAB_FAULT", "hook.after:error@9")
+    with pytest.raises(OSError, match="No space"):
+        tiny_run(tmp_path / "cut", *words)
+    monkeypatch.delenv("RL_LAB_FAULT")
+    assert run_hash(resume("@last", root=tmp_path / "cut").run) == straight
+
+
+@pytest.mark.parametrize("name", [each for each in WITH_MEMORY if each.startswith("mask")])
+def test_interrupted_in_mid_episode_is_uninterrupted_with_every_memory(tmp_path, monkeypatch, name):
+    from rl_lab.records import faults
+
+    words = [*CASES[name], "training.total_timesteps=512", "checkpoint.every_steps=128"]
     straight = run_hash(tiny_run(tmp_path / "straight", *words).run)
     faults.reset()
     monkeypatch.setenv("RL_LAB_FAULT", "hook.after:error@9")

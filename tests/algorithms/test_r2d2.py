@@ -9,6 +9,7 @@ import torch
 
 import space_envs  # noqa: F401  (registers its worlds)
 from rl_lab.algorithms.r2d2 import learned_rows, r2d2_loss, rescaled, restored, window_targets
+from rl_lab.core import registry
 from rl_lab.core.batch import (
     ACTION_MASK,
     BURN_IN,
@@ -24,9 +25,8 @@ from rl_lab.core.batch import (
 from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
 from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec
-from rl_lab.core.tree import picked
+from rl_lab.core.tree import picked, where_rows
 from rl_lab.networks.encoder import AutoEncoderConfig
-from rl_lab.networks.memory.recurrent import RecurrentConfig
 from rl_lab.networks.recurrent_q import RecurrentQNetwork, packed, unpacked
 from space_envs import World
 from tiny_runs import tiny_config
@@ -48,9 +48,13 @@ def model(memory: str = "gru", *, dueling: bool = True, masked: bool = False) ->
         ones = np.ones(3, np.float32)
         legal = Box((3,), np.dtype(np.float32), 0 * ones, ones)
         seen = Dict({"place": seen, ACTION_MASK: legal})
+    kind = registry.get("memory", memory)
+    width = {"lstm": {"hidden_dim": 4}, "gru": {"hidden_dim": 4}, "none": {}}.get(
+        memory, {"dim": 4}
+    )
     config = NetworkConfig(
         encoder=AutoEncoderConfig(hidden_dims=[5]),
-        memory=RecurrentConfig(type=memory, hidden_dim=4),
+        memory=kind.Config(type=memory, **width),
         critic=HeadConfig(),
     )
     return RecurrentQNetwork(config, EnvSpec("test", seen, Discrete(3)), dueling=dueling)
@@ -136,7 +140,7 @@ def test_nothing_is_learned_at_the_end_of_an_episode_nor_while_warming_up():
 # -- network -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["gru", "lstm", "none"])
+@pytest.mark.parametrize("memory", registry.names("memory"))
 @pytest.mark.parametrize("dueling", [True, False])
 def test_a_sequence_is_repeated_steps_and_knows_nothing_of_other_episodes(memory, dueling):
     network, rows = model(memory, dueling=dueling), windows()
@@ -144,7 +148,7 @@ def test_a_sequence_is_repeated_steps_and_knows_nothing_of_other_episodes(memory
     along, after = network(rows[OBS], rows[PREVIOUS_ACTION], state, rows[RESET])
     for t in range(7):
         begins = rows[RESET][t][:, None]
-        state = {name: each * ~begins for name, each in state.items()}
+        state = where_rows(rows[RESET][t], network.initial_state(3), state)
         previous = torch.nn.functional.one_hot(rows[PREVIOUS_ACTION][t], 3) * ~begins
         values, state = network.step(rows[OBS][t], previous.float(), state)
         torch.testing.assert_close(values, along[t], atol=1e-6, rtol=1e-5)
@@ -251,12 +255,12 @@ def play(orchestrator: Any, steps: int) -> None:
         orchestrator.execute(orchestrator.scheduler.next_action())
 
 
-@pytest.mark.parametrize("memory", ["lstm", "gru"])
+@pytest.mark.parametrize("memory", [each for each in registry.names("memory") if each != "none"])
 def test_a_window_goes_on_from_where_acting_stood(tiny, memory):
     """With no exploration and nothing learned, the replayed values choose what was done."""
     orchestrator = tiny(
         f"CartPole-v1:r2d2_{memory}",
-        *SMALL,
+        *(each for each in SMALL if memory in ("gru", "lstm") or "hidden_dim" not in each),
         *("algorithm.learning_starts=0", "algorithm.epsilon=0", "algorithm.replay_ratio=1e-9"),
         "buffers.replay.burn_in=0",
     )

@@ -15,6 +15,7 @@ from rl_lab.algorithms.reinforce import (
     reward_to_go,
     whole_episodes,
 )
+from rl_lab.core import registry
 from rl_lab.core.batch import (
     ACTION,
     LOG_PROB,
@@ -301,7 +302,7 @@ def test_the_baselines_loss_never_reaches_the_policy(tiny):
 # -- the rest -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["none", "gru", "lstm"])
+@pytest.mark.parametrize("memory", registry.names("memory"))
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
 @pytest.mark.parametrize("targets", ["returns", "advantages"])
 def test_what_the_learner_sees_is_what_the_actor_saw(tiny, memory, env, targets):

@@ -38,6 +38,10 @@ BUILT_INS = {
         "none": "rl_lab.networks.memory.recurrent:NoMemory",
         "lstm": "rl_lab.networks.memory.recurrent:LSTM",
         "gru": "rl_lab.networks.memory.recurrent:GRU",
+        "trxl": "rl_lab.networks.memory.transformer:TrXL",
+        "gtrxl": "rl_lab.networks.memory.transformer:GTrXL",
+        "mamba": "rl_lab.networks.memory.ssm:Mamba",
+        "mamba2": "rl_lab.networks.memory.ssm:Mamba2",
     },
     "encoder": {
         "auto": "rl_lab.networks.encoder:AutoEncoder",

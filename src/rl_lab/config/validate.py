@@ -125,7 +125,10 @@ class RunChecker(Checker):
         renamed = new_name(join(path, key))
         if renamed:
             return f"unknown key (did you mean '{renamed}'?)"
-        return super().unknown_key(path, key, known)
+        here, message = join(path, key), super().unknown_key(path, key, known)
+        typed = self.typed(here) if origin_of(here, self.origins).file is not None else []
+        # `network.memory.type=trxl` on the command line, `hidden_dim` of another type in a file
+        return f"{message}: remove it with ~{here}" if typed else message
 
     def refused_together(self, message: str, path: str, mentioned: Sequence[str]) -> None:
         """Report a problem of several fields where one of them is written."""
