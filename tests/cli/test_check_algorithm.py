@@ -65,3 +65,9 @@ def test_what_looks_at_images_is_checked_in_the_middle_of_its_search(monkeypatch
     printed = capsys.readouterr()
     assert "OK: world_models on PixelTrack-v0" in printed.out
     assert "Bandit-v0 does not do: world_models looks at images" in printed.err
+
+
+def test_a_check_learns_something(recwarn):
+    """Batches of REINFORCE are larger than the whole check, unless a small run has smaller ones."""
+    assert main(["check", "algorithm", "reinforce"]) == 0
+    assert not [each for each in recwarn if "nothing was learned" in str(each.message)]

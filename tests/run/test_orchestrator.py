@@ -409,6 +409,19 @@ def test_offline_phases_are_logged_and_saved_by_their_updates(tiny):
     assert saved == [10, 20, 25]  # and the last one, at the end of the run
 
 
+def test_minutes_save_too_and_change_nothing(tmp_path, monkeypatch):
+    words = ("CartPole-v1:ppo_none", "training.total_timesteps=1024", "evaluation.every_steps=0")
+    words += ("checkpoint.every_steps=0", "checkpoint.keep_last=9", "algorithm.rollout_steps=64")
+    straight = tiny_run(tmp_path / "straight", *words).run
+    now = iter(range(10**6))
+    monkeypatch.setattr("rl_lab.run.orchestrator.time.monotonic", lambda: 60.0 * next(now))
+    often = tiny_run(tmp_path / "often", *words, "checkpoint.every_minutes=1").run
+    never = tiny_run(tmp_path / "never", *words, "checkpoint.every_minutes=0").run
+    steps = [CheckpointStore(each.checkpoints).steps() for each in (straight, never, often)]
+    assert steps[0] == steps[1] == [1024] and len(steps[2]) > 1
+    assert run_hash(straight) == run_hash(often) == run_hash(never)
+
+
 def test_a_condition_that_nothing_measures_is_told(tmp_path):
     phases = (
         "training.phases=[{name: first, until: 'eval/return_mean >= 1e9', max_steps: 64,"

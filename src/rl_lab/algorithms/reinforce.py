@@ -42,7 +42,7 @@ from rl_lab.core.protocols import Phase, Policy, WorkflowContext
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
-from rl_lab.core.schema import AlgorithmConfig
+from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.tree import map_leaves
 from rl_lab.networks.acting import ActingPolicy
 from rl_lab.networks.actor_critic import ActorCritic
@@ -81,6 +81,10 @@ class ReinforceConfig(AlgorithmConfig):
     )
     max_grad_norm: float = option(1.0, "largest norm of a gradient", above=0)
     optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+
+    def small(self, run: RunConfig, *, call: int, before: int) -> list[dict[str, Any]]:
+        """Batches that a run of few steps fills several times."""
+        return [{"algorithm.batch_steps": min(self.batch_steps, max(call // 8, 1))}]
 
     def check(self, run: Any) -> list[str]:
         """Problems that only show together with the rest of the configuration."""

@@ -231,6 +231,9 @@ class CheckpointConfig(Options):
         "updates between checkpoints where nothing is played (offline phases); 0 = none",
         low=0,
     )
+    every_minutes: float = option(
+        10.0, "minutes after which one is saved in any case: what a crash may cost; 0 = none", low=0
+    )
     keep_last: int = option(2, "the newest checkpoints that are always kept", low=1)
     keep_best: int = option(1, "the best-scoring checkpoints that are always kept", low=0)
     keep_every: int = option(0, "every m-th checkpoint is kept for ever; 0 = none", low=0)

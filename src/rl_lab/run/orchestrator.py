@@ -63,6 +63,7 @@ class Orchestrator:
         self.progress = Progress()
         self.clocks = make_clocks(self.config)
         self.seconds: dict[str, float] = {}  # wall time per stage since the last row
+        self.saved_at = time.monotonic()  # or where nothing is saved yet: when the run began
         self.row_start = Counters()  # as they were at the last row
         # A best state that a full disk had no room for: step, state, score, manifest.
         self.unsaved_best: tuple[int, Tree, float | None, dict[str, Any]] | None = None
@@ -163,6 +164,8 @@ class Orchestrator:
             self.write_row()
         due = self.clocks["checkpoint"].due(step)
         due |= offline and self.clocks["offline_checkpoint"].due(updates)
+        minutes = self.config.checkpoint.every_minutes
+        due |= minutes > 0 and time.monotonic() - self.saved_at >= 60 * minutes
         # A best that was saved at this very step is not written over.
         if due and (self.progress.best_step != step or self.progress.best_is_new):
             self.save()
@@ -238,6 +241,7 @@ class Orchestrator:
                 self.unsaved_best = step, deepcopy(state), score, manifest
                 self.sinks.say("the best policy waits in memory for the next checkpoint")
         self.seconds["checkpoint"] = time.perf_counter() - started
+        self.saved_at = time.monotonic()
         return saved
 
     def state(self) -> Tree:
