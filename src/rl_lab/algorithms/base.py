@@ -15,11 +15,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from rl_lab.core.batch import Action, Batch, CollectResult, Metrics
+from rl_lab.core.batch import Action, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Act, MakePolicy, Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import Act, Buffer, MakePolicy, Phase, Policy, WorkflowContext
 from rl_lab.core.state import Stateful, Tree
 
 LearnsFrom = Literal["rollouts", "transitions", "sequences"]
@@ -58,7 +58,7 @@ class Algorithm(ABC):
         self.context = context
 
     @abstractmethod
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: Any, *, deterministic: bool) -> Action:
         """Decide for N environments: obs is a tensor [N, …]."""
 
     def initial_state(self, batch: int) -> Any:
@@ -101,7 +101,7 @@ class Algorithm(ABC):
         """Fresh rows have reached a buffer, whoever acted: statistics may take note of them."""
         return
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """What an update hook is given; None: there is nothing to do, which counts as nothing."""
         return buffer.sample() if buffer.ready() else None
 
@@ -210,7 +210,7 @@ class Algorithm(ABC):
             if id(value) not in bound and _is_plain(value)
         ]
 
-    def _is_fixed(self, value: Any) -> bool:
+    def _is_fixed(self, value: object) -> bool:
         """Things that do not drift: code, frozen configuration, devices, streams of the run."""
         if isinstance(value, (np.random.Generator, torch.Generator)):
             context = vars(self).get("context")
@@ -241,7 +241,7 @@ def _copied_dicts(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, (str, int)) and _is_plain(each) for key, each in value.items())
     if isinstance(value, (list, tuple)):

@@ -7,12 +7,12 @@ learns nothing: use it in a phase with `policy: brownian`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from rl_lab.algorithms.base import Optimized, Roles, Workflow
-from rl_lab.core.batch import ACTION, Action, CollectResult
+from rl_lab.core.batch import ACTION, Action, CollectResult, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import Phase, WorkflowContext
@@ -68,7 +68,7 @@ class BrownianWorkflow(Workflow):
         self.stride = at(self.config, step).stride
         return super().collect_step(step, phase=phase)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: dict[str, torch.Tensor], *, deterministic: bool) -> Action:
         """One step further, within the bounds; the first action of an episode is uniform."""
         before, size = state[ACTION], self.high - self.low
         uniform = torch.rand(before.shape, generator=self.rng).to(before.device)

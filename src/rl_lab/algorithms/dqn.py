@@ -45,15 +45,17 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import Buffer, Phase, Policy, WorkflowContext
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import Schedule, at
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Discrete
 from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.core.value_distributions import (
@@ -130,14 +132,14 @@ class DQNConfig(TransitionConfig):
         """Numbers that the network says of each action."""
         return {"none": 1, "c51": self.atoms, "quantile": self.quantiles}[self.distribution]
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.network.shared_torso:
             problems.append("dqn has one network: network.shared_torso means nothing here")
         return problems
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """What compiling has to repay: a distribution gains three times as much by it."""
         return super().gradient_steps(run) * (1 if self.distribution == "none" else 3)
 
@@ -329,7 +331,7 @@ class DQN(Algorithm):
             return self.collect(self.random_actions, phase)
         return self.collect(self.act, phase, policy=self.pure_policy)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """The best action, or with probability epsilon a random one, in each environment.
 
         Noisy layers have fresh noise in every environment and at every step, or none if this is
@@ -347,7 +349,7 @@ class DQN(Algorithm):
             return Action(anything, state)
         return Action(np.where(explores, anything, self._greedy(obs, noise)), state)
 
-    def _greedy(self, obs: Any, noise: Tensor | None = None) -> Array:
+    def _greedy(self, obs: Obs, noise: Tensor | None = None) -> Array:
         """The best legal actions [N]."""
         if self.numpy_values is not None:
             best: Array = self.numpy_values(np.asarray(obs)).argmax(-1)
@@ -372,7 +374,7 @@ class DQN(Algorithm):
         return drawn if noise is None else torch.cat([drawn, noise], -1)
 
     def decide(
-        self, weights: dict[str, Tensor], obs: Any, noise: Tensor
+        self, weights: dict[str, Tensor], obs: Obs, noise: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The action that the random numbers choose. Everything it reads is an argument."""
         weights, actions = dict(weights), self.model.actions
@@ -389,7 +391,7 @@ class DQN(Algorithm):
             self.model.normalizer.update_statistics(trajectory[OBS])
             self.learner.copy_buffers()
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""
         return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
 
@@ -418,7 +420,7 @@ class DQN(Algorithm):
             "gradient_steps": self.budget.steps,
         }
 
-    def _entropy(self, obs: Any) -> float | Tensor:
+    def _entropy(self, obs: Obs) -> float | Tensor:
         """Entropy of the policy: of its noisy layers on a few rows, or of epsilon-greedy ones."""
         if not self.config.noisy:
             return epsilon_entropy(self.epsilon, self.model.actions, self.model.mask(obs))

@@ -48,6 +48,7 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
@@ -55,7 +56,7 @@ from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import Buffer, Phase, WorkflowContext
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Discrete, MultiDiscrete
@@ -291,7 +292,7 @@ class PlaNet(Algorithm):
         return self.collect(self.act, phase)
 
     @torch.no_grad()
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: LatentState, *, deterministic: bool) -> Action:
         """Update the belief with the last action and the frame, then plan from it."""
         rng = self._fixed_rng() if deterministic else self.plan_rng
         belief = self.believe(obs, state, rng, deterministic=deterministic)
@@ -304,7 +305,7 @@ class PlaNet(Algorithm):
         return Action(action, after)
 
     def believe(
-        self, obs: Any, state: LatentState, rng: torch.Generator, *, deterministic: bool
+        self, obs: Obs, state: LatentState, rng: torch.Generator, *, deterministic: bool
     ) -> LatentState:
         """The latent state after this frame: a sample of the posterior, or its mode."""
         rssm, count = self.world.rssm, len(first_leaf(obs))
@@ -355,7 +356,7 @@ class PlaNet(Algorithm):
     def _unknown_action(self) -> float:
         return 1 / self.space.n if isinstance(self.space, Discrete) else 0.0
 
-    def _first_action(self, found: Plan, obs: Any) -> Tensor:
+    def _first_action(self, found: Plan, obs: Obs) -> Tensor:
         """The first action of a plan, in policy space [N, …]."""
         if not isinstance(self.space, Discrete):
             return found.action.reshape(-1, *self.space.shape)
@@ -364,7 +365,7 @@ class PlaNet(Algorithm):
             probs = torch.where(obs[ACTION_MASK] != 0, probs, -1.0)
         return probs.argmax(-1)
 
-    def _explored(self, action: Tensor, obs: Any) -> Tensor:
+    def _explored(self, action: Tensor, obs: Obs) -> Tensor:
         """Actions with exploration noise; the belief is updated with the noisy ones."""
         if not isinstance(self.space, Discrete):
             noise = torch.empty_like(action).normal_(generator=self.plan_rng)
@@ -375,7 +376,7 @@ class PlaNet(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Sequences for all gradient steps that are due, [K, T, B, …]."""
         now = at(self.config, phase["step"])
         sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}

@@ -29,6 +29,7 @@ from rl_lab.core.batch import (
     Action,
     Batch,
     Metrics,
+    Obs,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
@@ -93,7 +94,7 @@ class PPOConfig(AlgorithmConfig):
         if self.minibatches is not None and self.batch_size is not None:
             raise ValueError("give minibatches or batch_size, not both")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         rows = self.rollout_steps * run.environment.num_envs
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
@@ -112,7 +113,7 @@ class PPOConfig(AlgorithmConfig):
             return [f"batch_size {self.batch_size} does not divide the rollout's {rows} rows"]
         return []
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """Gradient steps of a whole run: what compiling them would have to repay."""
         rows = self.rollout_steps * run.environment.num_envs
         return run.training.total_timesteps / rows * self.epochs * self.minibatch_count(rows)
@@ -127,7 +128,7 @@ class PPOConfig(AlgorithmConfig):
         for count in range(self.minibatches or 4, 0, -1):
             yield replace(self, minibatches=count, batch_size=None)
 
-    def choices(self, run: Any) -> dict[str, Any]:
+    def choices(self, run: RunConfig) -> dict[str, Any]:
         """What is chosen where nothing is said, if it is not what a default says."""
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
         said = length in (1, self.rollout_steps, self.sequence_length)
@@ -271,7 +272,7 @@ class PPO(Algorithm):
         """The network that is trained and acts."""
         return cast(ActorCritic, self.learner.module)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 

@@ -34,6 +34,7 @@ from rl_lab.algorithms.replay import (
     ReplayConfig,
     averages,
     minibatches,
+    sample_windows,
     step_sizes,
     window_problems,
 )
@@ -52,15 +53,17 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import Buffer, Phase, WorkflowContext
 from rl_lab.core.returns import multi_step_return
 from rl_lab.core.schedule import at
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Discrete
 from rl_lab.core.value_distributions import of_action
 from rl_lab.networks.mlp import as_vector
@@ -104,7 +107,7 @@ class R2D2Config(ReplayConfig):
         if self.optimizer.accumulate > 1:
             raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.network.shared_torso:
@@ -125,7 +128,7 @@ class R2D2Config(ReplayConfig):
         """Frames of one window."""
         return "batch_length", self.batch_length
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """What compiling has to repay; the memory is unrolled: long sequences take many minutes."""
         return super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
 
@@ -287,7 +290,7 @@ class R2D2(Algorithm):
             self.learner.copy_buffers()
 
     @torch.no_grad()
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: dict[str, Any], *, deterministic: bool) -> Action:
         """The best action by all that was seen; or with probability epsilon a random one."""
         values, memory = self.model.step(obs, state[PREVIOUS], state[MEMORY])
         mask = self.model.mask(obs)
@@ -303,14 +306,13 @@ class R2D2(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Sequences [K, T, B, …] for all gradient steps that are due."""
         now = at(self.config, phase["step"])
-        ready = buffer.ready(now.batch_length)
-        due = self.budget.due(phase, now.replay_ratio, ready=ready)
-        if due == 0:
+        sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}
+        found = sample_windows(buffer, self.budget, phase, now.replay_ratio, **sizes)
+        if found is None:
             return None
-        found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
         return {name: found[name] for name in (*SEEN, LATENT, INDEX) if name in found}
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:

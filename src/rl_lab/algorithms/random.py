@@ -26,6 +26,7 @@ class RandomWorkflow(Workflow):
     uses_network: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     Config: ClassVar[type | None] = RandomConfig
+    config: RandomConfig
 
     def initialize(self, context: WorkflowContext) -> None:
         """Bind the action space and a stream of random numbers."""

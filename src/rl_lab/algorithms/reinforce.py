@@ -33,6 +33,7 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
@@ -86,13 +87,13 @@ class ReinforceConfig(AlgorithmConfig):
         """Batches that a run of few steps fills several times."""
         return [{"algorithm.batch_steps": min(self.batch_steps, max(call // 8, 1))}]
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         if self.optimizer.accumulate > 1 and run.network.memory.type != "none":
             return ["optimizer.accumulate must be 1 with a memory: a batch is one sequence"]
         return []
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """None worth compiling: every batch has another size, and compiled code has one."""
         return 0.0
 
@@ -214,7 +215,7 @@ class Reinforce(Algorithm):
         """The network that is trained and acts."""
         return cast(ActorCritic, self.learner.module)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 

@@ -162,5 +162,5 @@ def _named(obs: Obs) -> dict[str, Any]:
     return dict(obs) if isinstance(obs, dict) else {OBS: obs}
 
 
-def _numbers(rows: Any) -> Any:
+def _numbers(rows: Tensor) -> Any:
     return rows[:, 0].tolist()

@@ -80,7 +80,7 @@ def _filled(workflow: Workflow, hook: str) -> Any:
     raise UserError(f"after {FILL} collect calls there is still no batch to learn from")
 
 
-def updating(workflow: Workflow, hook: str, batch: Any, seconds: float) -> Callable[[], float]:
+def updating(workflow: Workflow, hook: str, batch: object, seconds: float) -> Callable[[], float]:
     """A job that gives calls per second. What was learnt is taken back between the calls.
 
     So every call does the same work, however far the policy would have moved by then.

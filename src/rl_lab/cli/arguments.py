@@ -15,7 +15,7 @@ RUNS = Path("runs")
 def count(least: int) -> Callable[[Any], int]:
     """The parser of an option that counts: 5000, 5e3 and 5k are the same number."""
 
-    def parse(text: Any) -> int:
+    def parse(text: object) -> int:
         found = read_count(str(text))
         if found is None or found < least:
             raise typer.BadParameter(

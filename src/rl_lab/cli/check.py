@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Plugins, RunsDir
 from rl_lab.cli.printing import pairs, say, say_json, warn
 from rl_lab.cli.smoke import StoppedError
 from rl_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_lab.run.session import Outcome
 
 # The first that an algorithm does not refuse: discrete actions, continuous ones, a table, arms,
 # images.
@@ -152,7 +155,7 @@ def compare_interrupted(id: str, name: str, plugins: Sequence[Path] = ()) -> lis
         return found
 
 
-def _unless_stopped(outcome: Any) -> Any:
+def _unless_stopped(outcome: "Outcome") -> "Outcome":
     """The outcome of a run that nobody stopped from outside: half a run proves nothing."""
     if outcome.exit_code:
         raise StoppedError(outcome.exit_code)

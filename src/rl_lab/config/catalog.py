@@ -10,6 +10,7 @@ from typing import Any
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.failure import located
+from rl_lab.core.schema import AlgorithmConfig
 
 BUILT_INS = {
     "workflow": {
@@ -103,7 +104,7 @@ for kind, targets in BUILT_INS.items():
     registry.declare(kind, targets)
 
 
-def workflow_class(algorithm: Any) -> Any:
+def workflow_class(algorithm: AlgorithmConfig | str) -> Any:
     """The class behind a validated `algorithm` block, or behind a registered name."""
     if isinstance(algorithm, str):
         return registry.get("workflow", algorithm)

@@ -40,7 +40,7 @@ def make_components(config: RunConfig, block: str) -> dict[str, Any]:
 
 
 def _made(
-    path: str, factory: Callable[..., Any], called: tuple[str, ...], *args: Any, **more: Any
+    path: str, factory: Callable[..., Any], called: tuple[str, ...], *args: object, **more: object
 ) -> Any:
     """A part of a workflow, or one line about why it cannot be one."""
     name = getattr(factory.func, "__name__", path)  # type: ignore[attr-defined]

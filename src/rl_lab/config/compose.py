@@ -136,7 +136,7 @@ def compose(
     return Composed(tree, origins, notes, replaced)
 
 
-def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: Any) -> None:
+def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: object) -> None:
     """A file's interval of evaluations is for its own total: a much shorter run chooses another."""
     training, evaluation = tree.get("training"), tree.get("evaluation")
     if not (isinstance(training, dict) and isinstance(evaluation, dict)):
@@ -332,7 +332,7 @@ def _resolved(config: DictConfig, origins: Mapping[str, Origin]) -> dict[str, An
     return {str(key): each for key, each in tree.items()}
 
 
-def _add(*terms: Any) -> Any:
+def _add(*terms: object) -> Any:
     """`${add:a,b}`."""
     return sum(terms)
 

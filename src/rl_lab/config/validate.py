@@ -114,7 +114,7 @@ class RunChecker(Checker):
         """A checker like this one that has found nothing yet."""
         return RunChecker(self.origins)
 
-    def is_ignored(self, path: str, value: Any) -> bool:
+    def is_ignored(self, path: str, value: object) -> bool:
         """Options that are gone, where a saved config has them empty."""
         return path in RETIRED and not value
 

@@ -2,16 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from rl_lab.core.batch import ACTION_MASK, Action, Array
+from rl_lab.core.batch import ACTION_MASK, Action, Array, Obs
 from rl_lab.core.spec import Box, Discrete, MultiDiscrete, Space
 from rl_lab.core.tree import first_leaf
 
 
-def random_action(space: Space, obs: Any, rng: np.random.Generator) -> Array:
+def random_action(space: Space, obs: Obs, rng: np.random.Generator) -> Array:
     """One for each row of `obs`, legal where an action mask is shown; normal without bounds."""
     count = len(first_leaf(obs))
     if isinstance(obs, Mapping) and ACTION_MASK in obs:
@@ -30,7 +29,7 @@ class RandomActions:
     space: Space
     rng: np.random.Generator  # one of the run's streams, which saves it
 
-    def __call__(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def __call__(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """One action for each environment; a memory stays as it is."""
         return Action(random_action(self.space, obs, self.rng), state)
 

@@ -111,7 +111,7 @@ class BufferSetup:
 class Act(Protocol):
     """A policy as the collector sees it."""
 
-    def __call__(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def __call__(self, obs: Obs, state: Any, *, deterministic: bool) -> Action:
         """Decide for N environments."""
 
 
@@ -178,7 +178,7 @@ class Imagination(Protocol):
     def start(self, seen: Batch, generator: Generator) -> Any:
         """The states after the last of real frames [T, N, …]; latents may be sampled."""
 
-    def step(self, state: Any, action: Any, generator: Generator) -> tuple[Any, Tensor, Tensor]:
+    def step(self, state: Any, action: object, generator: Generator) -> tuple[Any, Tensor, Tensor]:
         """After actions [N, …]: the states, rewards [N], and continue probabilities [N]."""
 
     def decode(self, state: Any) -> Any:

@@ -9,7 +9,7 @@ A schedule is a pure function of the step, so there is nothing to save and nothi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -148,7 +148,7 @@ def extremes(value: float | Schedule) -> tuple[float, float]:
     return value, value
 
 
-def _map_schedules(config: Config, change: Any) -> Config:
+def _map_schedules(config: Config, change: Callable[[Schedule], Any]) -> Config:
     changes: dict[str, Any] = {}
     for name, value in vars(config).items():  # called at every update: no detours by `fields`
         if isinstance(value, Schedule):

@@ -192,7 +192,7 @@ class TensorBoardSink(Sink):
         _write_event(file, step=step, summary=Summary(value=values))
 
 
-def _write_event(file: BufferedWriter, **fields: Any) -> None:
+def _write_event(file: BufferedWriter, **fields: object) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 

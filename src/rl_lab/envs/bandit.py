@@ -132,7 +132,7 @@ class BanditVector:
     snapshot_level = "E0"
 
     def __init__(
-        self, seeds: Sequence[int], max_steps: int | None = None, **arguments: Any
+        self, seeds: Sequence[int], max_steps: int | None = None, **arguments: object
     ) -> None:
         if not seeds:
             raise ValueError("a vector needs at least one seed")
@@ -210,7 +210,7 @@ class Bandit(gym.Env[np.int64, np.int64]):
 
     measures = ("reward", "regret", "optimal")
 
-    def __init__(self, render_mode: str | None = None, **arguments: Any) -> None:
+    def __init__(self, render_mode: str | None = None, **arguments: object) -> None:
         self.render_mode = render_mode
         self.arms = Arms(1, make_settings(arguments))
         self.drawn = False

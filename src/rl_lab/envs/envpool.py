@@ -71,7 +71,7 @@ class Pool(gym.vector.VectorEnv[Any, Any, Any]):
         frames, reward, terminated, truncated, info = self._pool.step(actions)
         return frames, reward, terminated, truncated, info
 
-    def close(self, **kwargs: Any) -> None:
+    def close(self, **kwargs: object) -> None:
         """End the threads."""
         if self._pool is not None:
             self._pool.close()

@@ -211,7 +211,7 @@ def find(id: str) -> Registered:
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
 
 
-def _is_environment(item: Any) -> bool:
+def _is_environment(item: object) -> bool:
     return isinstance(item, type) and issubclass(item, gym.Env)
 
 

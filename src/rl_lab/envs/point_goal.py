@@ -61,7 +61,7 @@ class PointGoalEnv(gym.Env[Frame, Any]):
         self.goal = goal.astype(np.float32)
         return self._frame(), {}
 
-    def step(self, action: Any) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[Any] | int) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
         """One move; the walls hold."""
         move = MOVES[int(action)] if self.discrete else np.clip(action, -1.0, 1.0)
         moved = self.position + STRIDE * move

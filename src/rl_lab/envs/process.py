@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
@@ -422,8 +423,9 @@ def _as_a_new_process_finds_it() -> Iterator[None]:
         sys.modules["__main__"], sys.path = main, path
 
 
-def _sentinel(process: Any) -> int:
+def _sentinel(process: BaseProcess) -> int:
     """Readable when the process has ended; `process.sentinel` also when the fork server has."""
+    assert process.pid is not None, "the worker was not started"
     try:
         return os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # not Linux, or it has ended already

@@ -144,7 +144,7 @@ class SyncVector:
     def _level(self) -> str:
         return snapshot.level(self.envs[0])
 
-    def _put_first(self, rows: Obs, row: int, index: int, returned: Any) -> None:
+    def _put_first(self, rows: Obs, row: int, index: int, returned: tuple[Any, Any]) -> None:
         """The frame that environment `index` returned from `reset`, into a row."""
         if self._checked_resets[index] < FIRST_RESETS:
             self._checked_resets[index] += 1

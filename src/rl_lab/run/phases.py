@@ -290,7 +290,7 @@ class PhaseScheduler:
         return min(max(shares), 1.0)
 
 
-def _flatten(blocks: Any, path: str, problems: list[str]) -> list[PhaseDefinition]:
+def _flatten(blocks: Sequence[object], path: str, problems: list[str]) -> list[PhaseDefinition]:
     phases: list[PhaseDefinition] = []
     for number, block in enumerate(blocks):
         here = f"{path}[{number}]"

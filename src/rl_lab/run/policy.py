@@ -14,7 +14,7 @@ from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.config.resolve import resolve
 from rl_lab.config.tree import config_hash
-from rl_lab.core.batch import Array
+from rl_lab.core.batch import Array, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import WorkflowContext
 from rl_lab.core.schema import RunConfig
@@ -130,7 +130,7 @@ class Policy:
         own_units = convert if stretch is None else lambda unit: convert(stretch(unit))
         return cls(loaded, to_action=own_units, frames=Frames(observation))
 
-    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+    def act(self, obs: Obs, *, deterministic: bool = True) -> Any:
         """Choose the action for one observation, or for each of a batch.
 
         Args:

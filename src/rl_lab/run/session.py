@@ -312,7 +312,7 @@ def drive(
     logging.getLogger("rl_lab").addHandler(told)
     orchestrator.resources.callback(logging.getLogger("rl_lab").removeHandler, told)
 
-    def record(status: str, **more: Any) -> dict[str, Any]:
+    def record(status: str, **more: object) -> dict[str, Any]:
         """Tell summary.json and the index; both may be read while the run goes on."""
         summary = {
             **before,

@@ -9,7 +9,7 @@ step in all versions; v1 and v2 also differentiate through what the policy sees;
 Box is a normal with a bounded mean; features are cut off from v3's value loss on replayed rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
@@ -58,6 +58,7 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.compiled import Compiled
@@ -65,7 +66,7 @@ from rl_lab.core.learner import Learner, Loss, Update, all_or_nothing, scalar
 from rl_lab.core.optim import LaPropConfig, OptimizerConfig
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import Buffer, Phase, Sequences, WorkflowContext
 from rl_lab.core.returns import lambda_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box
@@ -232,15 +233,15 @@ def reinforce_loss(
 def dynamics_loss(
     actor: LatentActor,
     entropy_scale: Tensor,
-    *imagination: Any,
-    imagine: Any,
+    *imagination: object,
+    imagine: Callable[..., ActorCriticBatch],
     normalize_returns: bool,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Policy gradient through the world model: the returns of an imagined rollout.
 
     `aux` has the critic's targets and the updated percentiles of returns.
     """
-    batch: ActorCriticBatch = imagine(actor, *imagination)
+    batch = imagine(actor, *imagination)
     targets = batch.critic
     gain = targets.returns
     if normalize_returns:
@@ -392,7 +393,7 @@ class Dreamer(Algorithm):
         return self.collect(self.act, phase)
 
     @torch.no_grad()
-    def act(self, obs: Any, state: LatentState, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: LatentState, *, deterministic: bool) -> Action:
         """Update the latent state with the frame, then sample an action or take its mode.
 
         Deterministic decisions sample latents too, by noise that depends on the frame's number in
@@ -416,7 +417,7 @@ class Dreamer(Algorithm):
         after = {**latent, "action": vector, FRAME: state[FRAME] + 1}
         return Action(self.actor.to_action(vector), after, self._stored_latents(latent))
 
-    def _explored(self, vector: Tensor, obs: Any) -> Tensor:
+    def _explored(self, vector: Tensor, obs: Obs) -> Tensor:
         """Action vectors with exploration noise, or some of them replaced by random actions."""
         if not self.exploration_noise:
             return vector
@@ -437,13 +438,14 @@ class Dreamer(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Windows [K, T, B, …]; for `update_controller` the latent states of windows."""
         now = at(self.config, phase["step"])
         controls = hook == "update_controller"
         budget = self.controller_budget if controls else self.budget
         if controls and self.starts:  # as many as the world model has just learned from
-            budget.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
+            ready = cast(Sequences, buffer).ready(now.batch_length)
+            budget.due(phase, now.replay_ratio, ready=ready)
             return self.starts
         sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}
         windows = sample_windows(buffer, budget, phase, now.replay_ratio, **sizes)

@@ -20,6 +20,7 @@ from rl_lab.core.batch import (
     REWARD,
     Array,
     Batch,
+    Obs,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Film, Lines, Picture
@@ -55,7 +56,7 @@ class LatentImagination:
 
     @torch.no_grad()
     def step(
-        self, state: LatentState, action: Any, generator: torch.Generator
+        self, state: LatentState, action: object, generator: torch.Generator
     ) -> tuple[LatentState, Tensor, Tensor]:
         """After actions [N, …]: the states, rewards [N], and continue probabilities [N]."""
         device = state["deter"].device
@@ -142,7 +143,7 @@ def newest_episode_pictures(
 
 
 def open_loop_pictures(
-    spaces: Mapping[str, Space], truth: Any, predicted: Any
+    spaces: Mapping[str, Space], truth: object, predicted: object
 ) -> dict[str, Picture]:
     """True observations [T, 1, …] beside predicted ones, for each part of an observation.
 
@@ -162,7 +163,7 @@ def open_loop_pictures(
     return pictures
 
 
-def _parts(obs: Any) -> Mapping[str, Tensor]:
+def _parts(obs: Obs) -> Mapping[str, Tensor]:
     return obs if isinstance(obs, Mapping) else {OBS: obs}
 
 

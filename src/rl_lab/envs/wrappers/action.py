@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_lab.core import registry, seeding
-from rl_lab.core.batch import ACTION_MASK, Array
+from rl_lab.core.batch import ACTION_MASK, Array, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import limits
 from rl_lab.envs.wrappers import arguments
@@ -126,7 +126,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         shown = self._with_mask(obs, info, ended=terminated or truncated)
         return shown, reward, terminated, truncated, info
 
-    def _with_mask(self, obs: Any, info: dict[str, Any], *, ended: bool) -> dict[str, Any]:
+    def _with_mask(self, obs: Obs, info: dict[str, Any], *, ended: bool) -> dict[str, Any]:
         if ACTION_MASK not in info:
             raise UserError(f"this environment gives no info['{ACTION_MASK}']")
         given = info[ACTION_MASK]
