@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.config.local_names import ARGUMENTS, named_parts, passed_again
 from rl_lab.config.presets import DEFAULT_ALGORITHM, names_algorithm, split_spec
 from rl_lab.config.tree import to_tree
@@ -141,7 +141,7 @@ def _read_algorithm(algorithm: object, given: Given) -> tuple[str | None, dict[s
     """The name of an algorithm, if it has one, and its whole block, if that is given."""
     if algorithm is None or isinstance(algorithm, str):
         return algorithm, None
-    if isinstance(algorithm, type) and issubclass(algorithm, Workflow):
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         block = _class_block("workflow", "name", algorithm, given)
         name = block.get("name", registry.LOCAL)
         return (None, block) if name.startswith(registry.LOCAL) else (name, None)

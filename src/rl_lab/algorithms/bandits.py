@@ -1,6 +1,6 @@
 """Bandit agents (Sutton & Barto 2018, chapter 2): epsilon-greedy, UCB, gradient, Thompson.
 
-Reads top to bottom: config, rules, workflows. Every environment is a bandit of its own with an
+Reads top to bottom: config, rules, algorithms. Every environment is a bandit of its own with an
 agent of its own: N environments are N experiments side by side, [N, C, K] for C contexts (what a
 Discrete observation shows) and K arms. An agent learns from every pull and ignores what comes next.
 Where fewer or more environments are shown, as in an evaluation, row i is answered by agent i mod N;
@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rl_lab.algorithms.base import Optimized, Roles, Workflow
+from rl_lab.algorithms.base import Algorithm, Optimized, Roles
 from rl_lab.core.batch import ACTION, OBS, REWARD, Action, Array, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.spec import Discrete
@@ -151,10 +151,10 @@ def posterior_unknown_noise(
     return centre, weight, 1.0 + count / 2, 1.0 + (squares + distance) / 2
 
 
-# -------------------------------------------------------------------- workflows
+# -------------------------------------------------------------------- algorithms
 
 
-class BanditAgent(Workflow):
+class BanditAgent(Algorithm):
     """An agent for each environment. `values` is what a deterministic agent maximises."""
 
     actions: ClassVar[str] = "discrete"
@@ -166,7 +166,7 @@ class BanditAgent(Workflow):
     config: Any
     first_value: float = 0.0
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Make the tables [N, C, K]."""
         super().initialize(context)
         self.collect_steps = self.config.rollout_steps
@@ -253,7 +253,7 @@ class EpsilonGreedy(BanditAgent):
     Config: ClassVar[type | None] = EpsilonGreedyConfig
     config: EpsilonGreedyConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """The first estimate may be an option."""
         self.first_value = self.config.initial_value
         super().initialize(context)
@@ -296,7 +296,7 @@ class GradientBandit(BanditAgent):
     learned: ClassVar[tuple[str, ...]] = ("values", "counts", "average_reward")
     config: GradientBanditConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Preferences, and the average reward in every context [N, C]."""
         super().initialize(context)
         self.average_reward = np.zeros(self.values.shape[:2])
@@ -328,7 +328,7 @@ class Thompson(BanditAgent):
     learned: ClassVar[tuple[str, ...]] = ("values", "counts", "averages", "squares")
     config: ThompsonConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Averages, and the sums of squared distances from them [N, C, K]."""
         super().initialize(context)
         self.averages = np.zeros_like(self.values)

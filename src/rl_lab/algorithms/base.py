@@ -19,13 +19,13 @@ from rl_lab.core.batch import Action, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Act, Buffer, MakePolicy, Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import Act, AlgorithmContext, Buffer, MakePolicy, Phase, Policy
 from rl_lab.core.state import Stateful, Tree
 
 LearnsFrom = Literal["rollouts", "transitions", "sequences"]
 Roles = Mapping[str, tuple[str, ...]] | None  # parts by name, and what is called of each
 Optimized = tuple[str, ...] | None  # names of what is trained
-VALUES = "values"  # where plain attributes live in a workflow's saved state
+VALUES = "values"  # where plain attributes live in an algorithm's saved state
 
 
 class Algorithm(ABC):
@@ -53,7 +53,7 @@ class Algorithm(ABC):
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Bind what the algorithm needs. Called once, before anything else."""
         self.context = context
 

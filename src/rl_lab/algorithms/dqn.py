@@ -52,7 +52,7 @@ from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Buffer, Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Policy
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import Schedule, at
 from rl_lab.core.schema import RunConfig
@@ -278,7 +278,7 @@ class DQN(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: DQNConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its target, and bind the streams of random numbers."""
         super().initialize(context)
         run, config = context.config, self.config

@@ -56,7 +56,7 @@ from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Buffer, Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Discrete, MultiDiscrete
@@ -238,7 +238,7 @@ class PlaNet(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: PlaNetConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the learner of the world model, the update budget, and the random streams."""
         super().initialize(context)
         config, self.space = self.config, context.spec.action

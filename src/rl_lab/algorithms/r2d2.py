@@ -1,6 +1,6 @@
 """R2D2: Q-learning with a memory, from sequences of a replay buffer (Kapturowski et al. 2019).
 
-Reads top to bottom: config, scale of values, loss, workflow. A window of frames is replayed from
+Reads top to bottom: config, scale of values, loss, algorithm. A window of frames is replayed from
 the state that was stored when its frames were seen last; that state is old, so the first frames of
 the window (the buffer's `burn_in`) only warm the memory up, and nothing is learned from them.
 
@@ -60,7 +60,7 @@ from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Buffer, Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.returns import multi_step_return
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import RunConfig
@@ -231,7 +231,7 @@ class R2D2(Algorithm):
     }
     config: R2D2Config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its target, and bind the stream of random numbers."""
         super().initialize(context)
         run, config, self.space = context.config, self.config, context.spec.action

@@ -39,7 +39,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase, Policy
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
@@ -186,7 +186,7 @@ class Reinforce(Algorithm):
     }
     config: ReinforceConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its optimizers, and bind the streams of random numbers."""
         super().initialize(context)
         run, config = context.config, self.config

@@ -16,7 +16,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.learner import OptimizerFactory, Update, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Buffer, Phase, Replay, Sequences, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Replay, Sequences
 from rl_lab.core.schedule import Schedule, extremes
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.tree import first_leaf, picked
@@ -174,7 +174,7 @@ def minibatches(batch: Batch, budget: UpdateBudget, phase: Phase, ratio: float) 
 
 
 def update_priorities(
-    context: WorkflowContext, batch: Batch, errors: Sequence[Tensor], phase: Phase
+    context: AlgorithmContext, batch: Batch, errors: Sequence[Tensor], phase: Phase
 ) -> None:
     """Give the buffer the |TD errors| of K minibatches, if it draws by priority."""
     if INDEX in batch:
@@ -182,7 +182,7 @@ def update_priorities(
         buffer.reprioritize(batch[INDEX], torch.stack(list(errors)))
 
 
-def torch_optimizer(context: WorkflowContext, name: str) -> OptimizerFactory | None:
+def torch_optimizer(context: AlgorithmContext, name: str) -> OptimizerFactory | None:
     """The optimizer of `torch.optim` that `optimizers:` names for a part, if any."""
     factory = context.optimizers.get(name)
     if factory is not None and context.config.compute.compile == "on":

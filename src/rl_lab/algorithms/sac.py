@@ -56,7 +56,7 @@ from rl_lab.core.compiled import Compiled
 from rl_lab.core.distributions import Categorical, SquashedGaussian
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Buffer, Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import RunConfig
@@ -296,7 +296,7 @@ class SAC(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: SACConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the networks, their learners, and bind the streams of random numbers."""
         super().initialize(context)
         run, spec, config, device = context.config, context.spec, self.config, context.device

@@ -48,7 +48,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.options import option
 from rl_lab.core.picture import Contour, Lines, Picture, Points
-from rl_lab.core.protocols import Buffer, Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import HeadConfig, NetworkConfig, RunConfig
 from rl_lab.core.spec import Box, EnvSpec
@@ -229,7 +229,7 @@ class SQL(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: SQLConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build Q with its target and the sampler, and bind the streams of random numbers."""
         super().initialize(context)
         run, action, config = context.config, context.spec.action, self.config

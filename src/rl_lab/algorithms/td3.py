@@ -47,7 +47,7 @@ from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Buffer, Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import NetworkConfig, RunConfig
@@ -174,7 +174,7 @@ class TD3(Algorithm):
     }
     config: TD3Config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build actor and critics with their targets, and bind the streams of random numbers."""
         super().initialize(context)
         run, spec, config, device = context.config, context.spec, self.config, context.device

@@ -125,7 +125,7 @@ def profiled(config: RunConfig) -> tuple[dict[str, float], int]:
 @contextmanager
 def _timed(run: Orchestrator, stages: Stages) -> Iterator[None]:
     """Every stage of this run tells when it begins and ends."""
-    hooks = {"env": (run.environment, "step"), "policy": (run.workflow, "act")}
+    hooks = {"env": (run.environment, "step"), "policy": (run.algorithm, "act")}
     parts: list[tuple[str, Any, str]] = [(stage, *each) for stage, each in hooks.items()]
     parts += [("storage", run.collector, "collect")]
     for buffer in run.buffers.values():

@@ -123,10 +123,10 @@ def _migrate(words: Sequence[str], *, write: bool) -> int:
 
 def own_defaults(config: RunConfig) -> dict[str, str]:
     """What the chosen algorithm wants of other blocks: path -> `default of dqn`."""
-    from rl_lab.config.catalog import workflow_class
+    from rl_lab.config.catalog import algorithm_class
     from rl_lab.config.tree import leaves
 
-    wanted = dict(leaves(workflow_class(config.algorithm).defaults))
+    wanted = dict(leaves(algorithm_class(config.algorithm).defaults))
     return dict.fromkeys(wanted, f"default of {config.algorithm.name}")
 
 

@@ -146,7 +146,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         tree["network"] = {"memory": {"type": suffix}}
         words += f" and {suffix} memory"
     elif suffix:
-        config: Any = config_class(catalog.workflow_class(algorithm))
+        config: Any = config_class(catalog.algorithm_class(algorithm))
         tree["algorithm"] |= config.named_size(suffix, environment)
         words += f", and size {suffix} with what its authors learned it with,"
     return tree, f"no preset {spec}: {words} on {environment}"
@@ -168,6 +168,6 @@ def _split_variant(variant: str) -> tuple[str | None, str | None]:
 
 def _sizes(algorithm: str) -> tuple[str, ...]:
     """The named sizes that an algorithm has, if any."""
-    config = config_class(catalog.workflow_class(algorithm))
+    config = config_class(catalog.algorithm_class(algorithm))
     names = get_args(get_type_hints(config).get("size")) if config else ()
     return tuple(name for name in names if name != "own")

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.config import catalog
 from rl_lab.config.compose import FEWEST_EVALUATIONS
 from rl_lab.config.tree import to_tree
@@ -188,7 +188,7 @@ def compile_mode(
 
 def check_compile(config: RunConfig) -> None:
     """Refuse `compute.compile=on` where there is nothing to compile."""
-    compiles = getattr(catalog.workflow_class(config.algorithm), "compiles", True)
+    compiles = getattr(catalog.algorithm_class(config.algorithm), "compiles", True)
     if config.compute.compile == "on" and not (
         compiles or (_acts_purely(config) and _is_simulated(config))
     ):
@@ -213,7 +213,7 @@ def _is_simulated(config: RunConfig) -> bool:
 
 def _acts_purely(config: RunConfig) -> bool:
     """Whether the algorithm's policy can be compiled into a rollout."""
-    return catalog.workflow_class(config.algorithm).pure_policy is not Workflow.pure_policy
+    return catalog.algorithm_class(config.algorithm).pure_policy is not Algorithm.pure_policy
 
 
 def vectorization(config: RunConfig, seen: probe.Probe, cores: int) -> Choice:

@@ -189,8 +189,8 @@ class Imagination(Protocol):
 
 
 @dataclass(frozen=True)
-class WorkflowContext:
-    """Everything a workflow may use, handed over once in `initialize`."""
+class AlgorithmContext:
+    """Everything an algorithm may use, passed to `initialize`."""
 
     config: RunConfig
     spec: EnvSpec
@@ -206,3 +206,6 @@ class WorkflowContext:
     def buffer(self, phase: Phase) -> Buffer:
         """The buffer that the phase names, or the first one."""
         return self.buffers[phase["buffer"] or next(iter(self.buffers))]
+
+
+WorkflowContext = AlgorithmContext  # the name in earlier versions

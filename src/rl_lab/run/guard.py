@@ -94,7 +94,7 @@ def learned(run: "Orchestrator") -> Tree:
         if isinstance(part, Stateful)
     }
     return {
-        "workflow": run.workflow.get_state(),
+        "workflow": run.algorithm.get_state(),
         "policies": {name: each.get_state() for name, each in run.policies.items()},
         "components": components,
         "collector": run.collector.state_dict(),

@@ -161,7 +161,7 @@ class PhaseScheduler:
         return phase is not None and phase.type == "offline"
 
     def view(self) -> Mapping[str, Any]:
-        """The running phase as workflows see it."""
+        """The running phase as algorithms see it."""
         phase = self.current_phase()
         assert phase is not None
         return MappingProxyType(

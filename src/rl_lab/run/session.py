@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.config.catalog import workflow_class
+from rl_lab.config.catalog import algorithm_class
 from rl_lab.config.compose import compose
 from rl_lab.config.local_names import require_local
 from rl_lab.config.resolve import resolve
@@ -149,7 +149,7 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
 
 def doubts(config: RunConfig) -> list[str]:
     """What is legal and probably not meant."""
-    blocks = config.training.phases or workflow_class(config.algorithm).phases
+    blocks = config.training.phases or algorithm_class(config.algorithm).phases
     lines = never_reached(parse_phases(blocks), config.training.total_timesteps)
     return [*lines, *config.algorithm.warnings(config)]
 
@@ -277,7 +277,7 @@ def load_config(directory: RunDirectory, *, trust: bool = False) -> RunConfig:
 def find_weights(
     reference: str | None, root: Path, *, warn: Callable[[str], object]
 ) -> Tree | None:
-    """The workflow state that `training.warm_start` names."""
+    """The algorithm state that `training.warm_start` names."""
     if reference is None:
         return None
     directory, which = find_run(reference, root)
@@ -303,7 +303,7 @@ def drive(
             sinks.add(lambda: TensorBoardSink(events, purge_step=start, metrics_file=rows))
         if config.logging.wandb.enabled:
             before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
-        if config.logging.pictures and orchestrator.workflow.draws:
+        if config.logging.pictures and orchestrator.algorithm.draws:
             sinks.add(lambda: picture_sink(directory))
             orchestrator.add_callback("session/pictures", ShowPictures())
     orchestrator.add_callback("session/tensorboard", PurgeTensorBoard())
@@ -461,7 +461,7 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "skipped": orchestrator.guard.skipped,
         "rollbacks": orchestrator.guard.rollbacks,
         "parameters": count_parameters(
-            [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
+            [*orchestrator.algorithm.parts().values(), *orchestrator.components.values()]
         ),
         "snapshot_level": level,
         "resume_exact": lost == 0 and (level in EXACT or progress.resumes == 0),

@@ -66,7 +66,7 @@ from rl_lab.core.learner import Learner, Loss, Update, all_or_nothing, scalar
 from rl_lab.core.optim import LaPropConfig, OptimizerConfig
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Buffer, Phase, Sequences, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Sequences
 from rl_lab.core.returns import lambda_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box
@@ -300,7 +300,7 @@ class Dreamer(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: DreamerV3Config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the learners of world model, actor and critic, the budgets and random streams."""
         super().initialize(context)
         config, space, parts = self.config, context.spec.action, context.components

@@ -24,7 +24,7 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Film, Lines, Picture
-from rl_lab.core.protocols import Imagination, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Imagination
 from rl_lab.core.spec import Space
 from rl_lab.core.tree import map_leaves, picked
 from rl_lab.networks.mlp import as_vector
@@ -79,7 +79,7 @@ class LatentImagination:
 def predict(
     imagination: Imagination,
     policy: LatentPolicy | None,
-    context: WorkflowContext,
+    context: AlgorithmContext,
     horizon: int,
     *,
     seen: Batch | None = None,
@@ -117,7 +117,7 @@ def predict(
     return stacked
 
 
-def newest_frames(context: WorkflowContext) -> Batch:
+def newest_frames(context: AlgorithmContext) -> Batch:
     """The last frames [T, 1, …] of an episode in the first buffer."""
     buffer: Any = next(iter(context.buffers.values()), None)
     window: Batch | None = buffer.newest(SEEN) if buffer is not None and buffer.ready() else None

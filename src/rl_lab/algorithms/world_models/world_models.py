@@ -68,7 +68,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, Update, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Buffer, Phase, Sequences, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Sequences
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import MultiDiscrete
@@ -234,7 +234,7 @@ class WorldModels(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: WorldModelsConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the learners of V and M, the search for C, budgets and random streams."""
         super().initialize(context)
         config, spec, self.space = self.config, context.spec, context.spec.action
