@@ -233,6 +233,39 @@ class Algorithm(ABC):
 Workflow = Algorithm  # the name in earlier versions
 
 
+class Version:
+    """An algorithm under another name, with other values and the same equations.
+
+    It stands for the class wherever a class is looked up by a registered name: called with a
+    config, it makes the algorithm, and what it does not declare is that of the algorithm.
+    """
+
+    def __init__(
+        self,
+        algorithm: type[Algorithm],
+        doc: str,
+        *,
+        config: type,
+        phases: Sequence[Mapping[str, Any]],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.algorithm = algorithm
+        self.__doc__ = doc
+        self.Config = config
+        self.phases = phases
+        self.defaults = defaults
+
+    def __call__(self, config: Any) -> Algorithm:
+        """The algorithm with a config of this version."""
+        return self.algorithm(config)
+
+    def __getattr__(self, name: str) -> Any:
+        """Class attributes of the algorithm."""
+        if name == "algorithm":  # of a copy that is still empty
+            raise AttributeError(name)
+        return getattr(self.algorithm, name)
+
+
 def _copied_dicts(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dicts as new dicts, with the same leaves."""
     return {

@@ -352,7 +352,8 @@ def make_phases(
 ) -> list[PhaseDefinition]:
     """The configured phases, or the algorithm's own; every hook, buffer and policy must exist."""
     default = [{"name": "train", "hooks": ["collect", *algorithm.hooks]}]
-    blocks = config.training.phases or algorithm.phases or default
+    own = catalog.algorithm_class(config.algorithm).phases
+    blocks = config.training.phases or own or default
     phases = parse_phases(blocks)
     problems = []
     for phase in phases:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles, Version
 from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.imagination import (
     ActorCriticBatch,
@@ -606,23 +606,22 @@ class Dreamer(Algorithm):
         return newest_episode_pictures(self, self.world.spaces, OPEN_LOOP_STEPS)
 
 
-TWO_HOOKS = [{"name": "train", "hooks": ["collect", "update_world_model", "update_controller"]}]
+def _earlier(doc: str, config: type) -> Version:
+    """An earlier version: other values, both halves of an update as hooks, no stored latents."""
+    hooks = ["collect", "update_world_model", "update_controller"]
+    phases = [{"name": "train", "hooks": hooks}]
+    buffers = {"replay": {"type": "sequence"}}
+    return Version(Dreamer, doc, config=config, phases=phases, defaults={"buffers": buffers})
 
 
-class DreamerV2(Dreamer):
-    """Dreamer v2: model-based actor-critic that learns in imagination; discrete latents."""
-
-    Config: ClassVar[type | None] = DreamerV2Config
-    phases: ClassVar[list[dict[str, Any]]] = TWO_HOOKS
-    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
-
-
-class DreamerV1(Dreamer):
-    """Dreamer v1: model-based actor-critic that learns in imagination; Gaussian latents."""
-
-    Config: ClassVar[type | None] = DreamerV1Config
-    phases: ClassVar[list[dict[str, Any]]] = TWO_HOOKS
-    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
+DreamerV2 = _earlier(
+    "Dreamer v2: model-based actor-critic that learns in imagination; discrete latents.",
+    DreamerV2Config,
+)
+DreamerV1 = _earlier(
+    "Dreamer v1: model-based actor-critic that learns in imagination; Gaussian latents.",
+    DreamerV1Config,
+)
 
 
 def window_starts(rssm: RSSM, windows: Batch) -> LatentState:
