@@ -41,7 +41,7 @@ class BanditConfig(AlgorithmConfig):
 class EpsilonGreedyConfig(BanditConfig):
     """A random arm now and then, the best one so far otherwise. Any float may be a schedule."""
 
-    epsilon: float = option(0.1, "chance of a random arm", low=0, high=1)
+    epsilon: float = option(0.1, "probability of a random arm", low=0, high=1)
     step_size: float | None = option(
         None, "constant step size; null averages all rewards of an arm", low=0, high=1
     )
@@ -104,16 +104,20 @@ def softmax(preferences: Array) -> Array:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def greedy_chances(values: Array, epsilon: float) -> Array:
+def greedy_probabilities(values: Array, epsilon: float) -> Array:
     """Chances of the arms when epsilon-greedy, each row of [N, K] by itself; the best share."""
     best = values == values.max(axis=1, keepdims=True)
     share = best / best.sum(axis=1, keepdims=True)
     return np.asarray(epsilon / values.shape[1] + (1.0 - epsilon) * share)
 
 
-def entropy(chances: Array) -> Array:
-    """Of each row of chances [N, K], in nats."""
-    return np.asarray(np.sum(chances * np.log(1.0 / np.where(chances > 0, chances, 1.0)), axis=1))
+def entropy(probabilities: Array) -> Array:
+    """Of each row of probabilities [N, K], in nats."""
+    return np.asarray(
+        np.sum(
+            probabilities * np.log(1.0 / np.where(probabilities > 0, probabilities, 1.0)), axis=1
+        )
+    )
 
 
 def preference_step(preferences: Array, arm: Array, advantage: Array, step_size: float) -> Array:
@@ -146,16 +150,16 @@ def posterior_unknown_noise(
     """
     before = precision(now.prior_std)
     weight = before + count
-    centre = (before * now.prior_mean + count * mean) / weight
+    center = (before * now.prior_mean + count * mean) / weight
     distance = before * count * (mean - now.prior_mean) ** 2 / weight
-    return centre, weight, 1.0 + count / 2, 1.0 + (squares + distance) / 2
+    return center, weight, 1.0 + count / 2, 1.0 + (squares + distance) / 2
 
 
 # -------------------------------------------------------------------- algorithms
 
 
 class BanditAgent(Algorithm):
-    """An agent for each environment. `values` is what a deterministic agent maximises."""
+    """An agent for each environment. `values` is what a deterministic agent maximizes."""
 
     actions: ClassVar[str] = "discrete"
     roles: ClassVar[Roles] = {}
@@ -210,7 +214,7 @@ class BanditAgent(Algorithm):
     def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """One pull of every agent, already counted."""
 
-    def chances(self, values: Array) -> Array | None:
+    def probabilities(self, values: Array) -> Array | None:
         """Of the arms, by rows of `values` [N, K]; None where they are not known in closed form."""
         return None
 
@@ -237,8 +241,12 @@ class BanditAgent(Algorithm):
             "q_spread": float(np.ptp(values, axis=1).mean()),
             "choice_entropy": float(entropy(pulled).mean()),
         }
-        chances = self.chances(values)
-        return found if chances is None else {**found, "entropy": float(entropy(chances).mean())}
+        probabilities = self.probabilities(values)
+        return (
+            found
+            if probabilities is None
+            else {**found, "entropy": float(entropy(probabilities).mean())}
+        )
 
     def average(self, cell: Cell, arm: Array, reward: Array, step_size: float | None) -> None:
         """Move the estimates of the arms towards their rewards: averages, or by constant steps."""
@@ -264,9 +272,9 @@ class EpsilonGreedy(BanditAgent):
         other = self.action_rng.integers(self.values.shape[-1], size=len(best))
         return np.where(self.action_rng.random(len(best)) < self.now.epsilon, other, best)
 
-    def chances(self, values: Array) -> Array | None:
+    def probabilities(self, values: Array) -> Array | None:
         """Of the arms, by rows of `values` [N, K]."""
-        return greedy_chances(values, self.now.epsilon)
+        return greedy_probabilities(values, self.now.epsilon)
 
     def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """Section 2.4 (averages) or 2.5 (constant steps)."""
@@ -308,7 +316,7 @@ class GradientBandit(BanditAgent):
         drawn = self.action_rng.random((len(reached), 1)) * reached[:, -1:]
         return np.asarray((reached <= drawn).sum(axis=1))
 
-    def chances(self, values: Array) -> Array | None:
+    def probabilities(self, values: Array) -> Array | None:
         """Of the arms, by rows of `values` [N, K]."""
         return softmax(values)
 
@@ -352,12 +360,12 @@ class Thompson(BanditAgent):
             return any_best(random.beta(1 + count * mean, 1 + count * (1 - mean)), random)
         noise = random.standard_normal(mean.shape)
         if self.now.noise_std is not None:
-            centre, deviation = posterior(mean, count, self.now)
-            return any_best(centre + deviation * noise, random)
+            center, deviation = posterior(mean, count, self.now)
+            return any_best(center + deviation * noise, random)
         known = posterior_unknown_noise(mean, count, self.squares[cell], self.now)
-        centre, weight, shape, scale = known
+        center, weight, shape, scale = known
         variance = scale / random.standard_gamma(shape)
-        return any_best(centre + np.sqrt(variance / weight) * noise, random)
+        return any_best(center + np.sqrt(variance / weight) * noise, random)
 
     def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """Count, average and squared distances are all that the posteriors need."""

@@ -47,7 +47,7 @@ class Algorithm(ABC):
     # Today's names of saved state -> those of older checkpoints, both as dotted paths.
     old_names: ClassVar[Mapping[str, str]] = {}
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
-    acts_on_arrays: bool = False  # `act` also takes numpy observations, which saves a conversion
+    acts_on_arrays: bool = False  # `act` also takes numpy observations, which avoids a conversion
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
 
     def __init__(self, config: Any) -> None:
@@ -98,11 +98,11 @@ class Algorithm(ABC):
         return None
 
     def track_statistics(self, trajectory: Batch) -> None:
-        """Fresh rows have reached a buffer, whoever acted: statistics may take note of them."""
+        """Count new rows in the observation statistics. Called whichever policy acted."""
         return
 
     def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
-        """What an update hook is given; None: there is nothing to do, which counts as nothing."""
+        """The batch passed to `hook`. None skips the update; a skipped update is not counted."""
         return buffer.sample() if buffer.ready() else None
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -110,7 +110,7 @@ class Algorithm(ABC):
         raise UserError(f"{type(self).__name__} has no update hook")
 
     def warnings(self, row: Mapping[str, float]) -> list[str]:
-        """What a user should know about a row of metrics. Each sentence is printed once."""
+        """Warnings about a row of metrics. Each is printed once."""
         return []
 
     def imagine(self, *, horizon: int, **options: Any) -> Batch:
@@ -171,7 +171,7 @@ class Algorithm(ABC):
         for name, value in state[VALUES].items():
             current = vars(self).get(name)
             if isinstance(current, torch.Tensor) and current.shape == value.shape:
-                current.data.copy_(value)  # an optimiser may hold this very tensor
+                current.data.copy_(value)  # an optimizer may hold this very tensor
             else:
                 setattr(self, name, value)
 

@@ -89,15 +89,18 @@ class DQNConfig(TransitionConfig):
     batch_size: int = option(128, "transitions of one gradient step")
     replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
     train_every: int = option(4, "vector steps between updates")
-    learning_rate: float = option(2.5e-4, "step size of the optimiser")
+    learning_rate: float = option(2.5e-4, "step size of the optimizer")
     epsilon: Literal["auto"] | float = option(
         "auto",
-        "chance of a random action, 0 in evaluations; auto: from 1 to 0.05 in the first fifth of "
-        "the run, or 0 if `noisy`",
+        "probability of a random action, 0 in evaluations; auto: from 1 to 0.05 in the first fifth "
+        "of the run, or 0 if `noisy`",
         low=0,
         high=1,
     )
-    double: bool = option(True, "the network chooses the next action, its target judges it")
+    double: bool = option(
+        True,
+        "double Q-learning: the network chooses the next action, the target network evaluates it",
+    )
     dueling: bool = option(False, "state value and advantages as two heads")
     huber: bool = option(True, "errors beyond 1 count linearly; if not, half their square always")
     distribution: ValueDistribution = option(
@@ -112,9 +115,7 @@ class DQNConfig(TransitionConfig):
     quantiles: int = option(50, "quantile: how many; 200 in the paper, for Atari", low=1)
     noisy: bool = option(False, "layers of the heads have learned noise, which explores")
     target_every: int = option(500, "gradient steps between two moves of the target network", low=1)
-    target_rate: float = option(
-        1.0, "how far it moves then: 1 copies, 0.005 follows slowly", above=0, high=1
-    )
+    target_rate: float = option(1.0, "EMA step of the target network: 1 copies", above=0, high=1)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -162,7 +163,7 @@ def distribution_loss(
     """Loss, priority and mean target of each row [B], from raw outputs [B, K] now and after it.
 
     A target is the distribution of the next action, moved and shrunk as a single value would be.
-    Priorities are what is minimised: the divergence from the target for c51 (Rainbow: the loss
+    Priorities are what is minimized: the divergence from the target for c51 (Rainbow: the loss
     without the target's own entropy), the loss itself for quantiles.
     """
     window = rows[REWARD], rows.get(STEPS), rows[TERMINATED]
@@ -170,11 +171,11 @@ def distribution_loss(
         goal = td_target(*window, future.T, gamma).T
         loss = quantile_huber(taken, goal)
         return loss, loss.detach(), goal.mean(-1), {}
-    atoms, chances = model.atoms(taken), future.softmax(-1)
+    atoms, probabilities = model.atoms(taken), future.softmax(-1)
     places = td_target(*window, atoms.unsqueeze(-1), gamma).T
-    goal = project(chances, places, atoms)
+    goal = project(probabilities, places, atoms)
     loss, divergence = categorical_loss(taken, goal)
-    outside = torch.where((places < atoms[0]) | (places > atoms[-1]), chances, 0.0).sum(-1)
+    outside = torch.where((places < atoms[0]) | (places > atoms[-1]), probabilities, 0.0).sum(-1)
     return loss, divergence, goal @ atoms, {"out_of_range": outside.mean()}
 
 

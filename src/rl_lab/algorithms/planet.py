@@ -64,7 +64,7 @@ from rl_lab.core.tree import first_leaf
 from rl_lab.networks.mlp import Norm, as_vector, vector_size
 from rl_lab.planning.cem import planner_noise
 from rl_lab.planning.planner import PlannerConfig, plan_actions
-from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances
+from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_probabilities
 
 USED = (OBS, PREVIOUS_ACTION, REWARD, RESET, TERMINATED)  # of a batch of sequences
 PREVIOUS, PLAN, WEIGHT = "action", "plan", "weight"
@@ -101,20 +101,20 @@ class PlaNetConfig(WorldConfig):
     learning_starts: int = option(1000, "environment steps of random actions before learning")
     train_every: int = option(50, "vector steps between updates; an episode in the paper")
     gamma: float = option(1.0, "discount factor of imagined rewards")
-    learning_rate: float = option(1e-3, "step size of the optimiser")
+    learning_rate: float = option(1e-3, "step size of the optimizer")
     max_grad_norm: float = option(1000.0, "largest norm of a gradient")
-    optimizer: PlaNetOptimizerConfig = section(PlaNetOptimizerConfig, "the optimiser's settings")
+    optimizer: PlaNetOptimizerConfig = section(PlaNetOptimizerConfig, "the optimizer's settings")
     free_nats: float = option(
-        3.0, "KL per step, summed over latents, below which nothing is learnt"
+        3.0, "KL per step, summed over latents, below which it has no gradient"
     )
     kl_scale: float = option(1.0, "weight of the KL beyond that")
     reward_scale: float = option(10.0, "weight of the loss of rewards")
     overshooting: int = option(
-        0, "latent overshooting: priors of up to so many steps ahead must fit as well; 0: off"
+        0, "latent overshooting: train priors of up to this many steps ahead, too; 0: off"
     )
     overshooting_scale: float = option(1.0, "weight of latent overshooting")
     exploration_noise: float = option(
-        0.3, "deviation of noise on collected actions; discrete: chance of a random one"
+        0.3, "deviation of noise on collected actions; discrete: probability of a random one"
     )
     planner: PlannerConfig = section(PlannerConfig, "how actions are looked for")
     deter: int = option(200, "width of the memory")
@@ -125,7 +125,7 @@ class PlaNetConfig(WorldConfig):
     layers: int = option(3, "layers of the encoder, the decoder and the heads of vectors")
     channels: int = option(32, "channels of the first convolution; each layer doubles them")
     activation: Activation = option("relu", "tanh, relu, elu, gelu or silu")
-    norm: Norm = option("none", "normalisation of layers: none, layer or rms")
+    norm: Norm = option("none", "normalization of layers: none, layer or rms")
     symlog_inputs: bool = option(False, "vectors are seen, and predicted, through symlog")
     two_hot: bool = option(False, "rewards as weights of bins; if not, as one number")
 
@@ -347,7 +347,7 @@ class PlaNet(Algorithm):
 
     def _shifted(self, found: Plan) -> Tensor:
         """The plan one step later: the first guess of the next one."""
-        return (shifted_chances if isinstance(self.space, Discrete) else shifted)(found.mean)
+        return (shifted_probabilities if isinstance(self.space, Discrete) else shifted)(found.mean)
 
     def _no_plan(self, batch: int) -> Tensor:
         size = (batch, self.config.planner.horizon, vector_size(self.space))

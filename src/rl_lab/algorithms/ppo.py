@@ -1,7 +1,7 @@
 """PPO: clipped policy gradient with GAE (Schulman et al. 2017, arXiv:1707.06347).
 
 Reads top to bottom: config, losses, algorithm. Departures from the paper: advantages may be
-normalised; the value loss may be clipped; old log-probs and values are computed by the learner in
+normalized; the value loss may be clipped; old log-probs and values are computed by the learner in
 one pass over the rollout, so the first ratio is 1 whatever forward collected the data; with a
 memory, minibatches are sequences that start from the state which that pass had there.
 """
@@ -65,7 +65,7 @@ class PPOConfig(AlgorithmConfig):
     sequence_length: int | None = option(
         None, "with a memory: steps that gradients flow through (default: the whole rollout)", low=1
     )
-    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    learning_rate: float = option(3e-4, "step size of the optimizer", above=0)
     learning_rates: dict[str, float] = option(
         {}, "other step sizes by parameter name pattern, e.g. {'critic*': 1e-3}", low=0
     )
@@ -84,9 +84,9 @@ class PPOConfig(AlgorithmConfig):
         None, "stop a rollout's updates beyond this KL (off if null)", above=0
     )
     normalize_advantages: Literal["batch", "rollout", "off"] = option(
-        "batch", "centre and scale advantages per minibatch, per rollout, or not"
+        "batch", "center and scale advantages per minibatch, per rollout, or not"
     )
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimizer's own settings")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -202,8 +202,8 @@ def value_loss(
 
 def normalize(advantage: Tensor) -> Tensor:
     """Zero mean and unit deviation; all zeros when there is nothing to tell apart."""
-    centred = advantage - advantage.mean()
-    return centred / (centred.square().mean().sqrt() + 1e-8)
+    centered = advantage - advantage.mean()
+    return centered / (centered.square().mean().sqrt() + 1e-8)
 
 
 def ppo_loss(

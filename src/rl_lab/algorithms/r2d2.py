@@ -5,7 +5,7 @@ the state that was stored when its frames were seen last; that state is old, so 
 the window (the buffer's `burn_in`) only warm the memory up, and nothing is learned from them.
 
 Departures from the paper: one learner that also acts; windows are equally likely, whatever their
-errors; one may lead from an episode into the next, where the memory starts anew; the memory sees
+errors; one may lead from an episode into the next, where the memory starts again; the memory sees
 the last action, not the last reward; gradients also flow through the frames that warm up; the state
 after a replayed window takes the place of the one that was stored there.
 """
@@ -87,19 +87,20 @@ class R2D2Config(ReplayConfig):
     )
     replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
     train_every: int = option(4, "vector steps between updates")
-    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    learning_rate: float = option(3e-4, "step size of the optimizer", above=0)
     n_step: int = option(5, "rewards in a row before the bootstrap", low=1)
     epsilon: float = option(
-        DEFAULT_EPSILON, "chance of a random action, 0 in evaluations", low=0, high=1
+        DEFAULT_EPSILON, "probability of a random action, 0 in evaluations", low=0, high=1
     )
-    double: bool = option(True, "the network chooses the next action, its target judges it")
+    double: bool = option(
+        True,
+        "double Q-learning: the network chooses the next action, the target network evaluates it",
+    )
     dueling: bool = option(True, "state value and advantages as two heads")
     rescale: bool = option(True, "learn roots of values: large returns do not drown small ones")
     huber: bool = option(False, "errors beyond 1 count linearly; if not, half their square always")
     target_every: int = option(500, "gradient steps between two moves of the target network", low=1)
-    target_rate: float = option(
-        1.0, "how far it moves then: 1 copies, 0.005 follows slowly", above=0, high=1
-    )
+    target_rate: float = option(1.0, "EMA step of the target network: 1 copies", above=0, high=1)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""

@@ -49,7 +49,7 @@ class ReplayConfig(AlgorithmConfig):
     train_every: int = option(1, "vector steps between updates", low=1)
     gamma: float = option(0.99, "discount factor", low=0, high=1)
     max_grad_norm: float = option(10.0, "largest norm of a gradient", above=0)
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimizer's own settings")
 
     def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
@@ -130,7 +130,7 @@ class TransitionConfig(ReplayConfig):
         low=0,
         high=1,
     )
-    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    learning_rate: float = option(3e-4, "step size of the optimizer", above=0)
 
     def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
@@ -204,7 +204,7 @@ def step_metrics(name: str, step: Update) -> Metrics:
 
 
 def window_problems(run: RunConfig, option_name: str, frames: int) -> list[str]:
-    """Buffers with no room for a window of so many frames, which are all of one environment."""
+    """Buffers with no room for a window of that many frames, which are all of one environment."""
     count = run.environment.num_envs
     found = []
     for name, buffer in run.buffers.items():
@@ -218,7 +218,7 @@ def window_problems(run: RunConfig, option_name: str, frames: int) -> list[str]:
     return found
 
 
-def require_chances(config: object, *names: str) -> None:
+def require_probabilities(config: object, *names: str) -> None:
     """Refuse options, or schedules of them, that are ever outside of [0, 1]."""
     for name in names:
         low, high = extremes(getattr(config, name))

@@ -28,8 +28,8 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
-    require_chances,
     require_positive,
+    require_probabilities,
     sample_minibatches,
     step_metrics,
     step_sizes,
@@ -99,7 +99,7 @@ class SACConfig(TransitionConfig):
         None, "critics drawn at random for each target, which takes their minimum (all if null)"
     )
     critic_dropout: float = option(0.0, "share of the critics' hidden units left out at random")
-    critic_norm: bool = option(False, "hidden layers of the critics are layer-normalised")
+    critic_norm: bool = option(False, "hidden layers of the critics are layer-normalized")
     actor_value: Reduce = option("min", "what the actor makes of the critics: min, or mean")
     temperature: Literal["auto"] | float = option(
         "auto", "weight of the entropy (alpha): auto is learned, a number is fixed"
@@ -135,7 +135,7 @@ class SACConfig(TransitionConfig):
         rates = [f"{part}_learning_rate" for part in ("actor", "critic", "temperature")]
         own = [name for name in rates if getattr(self, name) is not None]
         require_positive(self, "target_rate", "initial_temperature", "reward_scale", *own)
-        require_chances(self, "target_rate", "critic_dropout")
+        require_probabilities(self, "target_rate", "critic_dropout")
         if extremes(self.critic_dropout)[1] == 1:
             raise ValueError("critic_dropout must be below 1, got 1")
         if self.temperature != "auto" and (low := extremes(self.temperature)[0]) < 0:

@@ -23,8 +23,8 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
-    require_chances,
     require_positive,
+    require_probabilities,
     sample_minibatches,
     step_sizes,
     update_priorities,
@@ -94,7 +94,7 @@ class SQLConfig(TransitionConfig):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         require_positive(self, "reward_scale", "target_rate", "kernel_update_ratio")
-        require_chances(self, "target_rate", "kernel_update_ratio")
+        require_probabilities(self, "target_rate", "kernel_update_ratio")
         if extremes(self.kernel_update_ratio)[1] == 1:
             raise ValueError("kernel_update_ratio must be below 1, got 1")
         if self.n_step != 1:
@@ -150,7 +150,7 @@ def gaussian_kernel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """κ = exp(−|x_j − y_i|² / h) [..., J, I] and its gradient by x_j [..., J, I, A].
 
     The bandwidth h is the median of all squared distances over log J: each particle then feels
-    about as much of its neighbours as of itself. It is not differentiated.
+    about as much of its neighbors as of itself. It is not differentiated.
     """
     difference = x.unsqueeze(-2) - y.unsqueeze(-3)  # [..., J, I, A]
     square = difference.square().sum(-1)

@@ -46,7 +46,7 @@ class TabularConfig(AlgorithmConfig):
         1, "vector steps between updates; 1 learns from every step at once", low=1
     )
     gamma: float = option(0.99, "discount factor", low=0, high=1)
-    epsilon: float = option(0.1, "chance of a random action", low=0, high=1)
+    epsilon: float = option(0.1, "probability of a random action", low=0, high=1)
     learning_rate: float = option(0.1, "step size", low=0, high=1)
     step_size: Literal["constant", "visits"] = option(
         "constant", "visits: learning_rate / visits^step_power, counted per state and action"
@@ -72,7 +72,10 @@ class TabularConfig(AlgorithmConfig):
 class QLearningConfig(TabularConfig):
     """Q-learning: the best next action counts, whatever is done."""
 
-    double: bool = option(False, "two tables, each judging the other's choice: no optimistic bias")
+    double: bool = option(
+        False,
+        "double Q-learning: two tables, each evaluates the other's choice (no maximization bias)",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +102,9 @@ def epsilon_greedy(values: Array, epsilon: float, random: np.random.Generator) -
     """An action for each row of values [N, A]; of equally good ones any."""
     best = values == values.max(axis=1, keepdims=True)
     # The largest of equally distributed numbers: any of the best, or any at all.
-    chances = random.random(values.shape)
+    draws = random.random(values.shape)
     explore = random.random(len(values)) < epsilon
-    return np.where(best | explore[:, None], chances, -1.0).argmax(axis=1)
+    return np.where(best | explore[:, None], draws, -1.0).argmax(axis=1)
 
 
 def policy_entropy(values: Array, epsilon: float) -> Array:

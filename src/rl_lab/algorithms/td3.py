@@ -20,8 +20,8 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
-    require_chances,
     require_positive,
+    require_probabilities,
     sample_minibatches,
     step_metrics,
     step_sizes,
@@ -82,7 +82,7 @@ class TD3Config(TransitionConfig):
             if (low := extremes(getattr(self, name))[0]) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {low:g}")
         require_positive(self, "target_rate")
-        require_chances(self, "target_rate")
+        require_probabilities(self, "target_rate")
 
     def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""

@@ -32,7 +32,7 @@ LONGER = 20  # times as many frames are played to find an episode that is long e
 
 @dataclass(frozen=True)
 class Imagined:
-    """A few real frames, then what was foreseen of the next ones. All [H, 1, …]."""
+    """A few real frames, then the prediction of the next ones. All [H, 1, …]."""
 
     truth: Batch  # obs and reward
     foreseen: Batch  # obs, reward and the probability to continue
@@ -41,7 +41,7 @@ class Imagined:
 
     @property
     def horizon(self) -> int:
-        """Steps that were foreseen."""
+        """Number of predicted steps."""
         return len(self.truth[REWARD])
 
     def to_tree(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def bench_environments(
 ) -> Report:
     """Environment steps per second of every backend that works, and its ratio to `sync`."""
     ids = list(ids) or list(DEFAULT_IDS)
-    for id in ids:  # a wrong name is told before anything is measured
+    for id in ids:  # a wrong name is reported first
         find(id)
     rows = []
     for id in ids:

@@ -81,7 +81,7 @@ def _filled(algorithm: Algorithm, hook: str) -> Any:
 
 
 def updating(algorithm: Algorithm, hook: str, batch: object, seconds: float) -> Callable[[], float]:
-    """A job that gives calls per second. What was learnt is taken back between the calls.
+    """A job that gives calls per second. What was learned is taken back between the calls.
 
     So every call does the same work, however far the policy would have moved by then.
     """

@@ -67,6 +67,6 @@ RunsDir = Annotated[
     Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="import code that a run of somebody else names")
+    bool, typer.Option("--trust", help="import code that a run of another user names")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]

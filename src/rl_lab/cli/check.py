@@ -49,7 +49,7 @@ def environment(id: str, plugins: Plugins = None, as_json: Json = False) -> int:
     from rl_lab.envs.make import find
 
     modules = [_module_of(catalog.load_plugin(str(file))) for file in plugins or []]
-    find(id)  # a wrong name is told before anything else
+    find(id)  # a wrong name is reported first
     checks = check_behavior(id)
     report = None
     if all(each.result != FAIL or each.name == RENDERING for each in checks):
@@ -100,7 +100,7 @@ def algorithm(name: str, plugins: Plugins = None, as_json: Json = False) -> int:
     files = plugins or []
     for file in files:
         catalog.load_plugin(str(file))
-    registry.get("workflow", name)  # a wrong name is told before anything else
+    registry.get("workflow", name)  # a wrong name is reported first
     refusals = []
     for id in STAND_INS:
         try:
@@ -163,7 +163,7 @@ def _unless_stopped(outcome: "Outcome") -> "Outcome":
 
 
 def _interruption() -> Any:
-    """As if somebody asked the process to stop half way, after a row of metrics."""
+    """As if the process was asked to stop half way, after a row of metrics."""
     from rl_lab.display.sinks import Sink
 
     class Interruption(Sink):

@@ -381,7 +381,7 @@ def _fits(verb: str, template: str) -> bool:
 
 
 def _configured(line: Sequence[str]) -> Any:
-    """The configuration of a line, as `rl-lab config` makes it; None where it cannot be told.
+    """The configuration of a line, as `rl-lab config` makes it; None where there is none.
 
     Raises UserError if it is refused.
     """

@@ -124,7 +124,7 @@ def _run(request: Request, *, quiet: bool, as_json: bool, jobs: int, lines: bool
     silent = quiet or as_json
     view = with_report(_line_view if lines else _quiet_view if silent else _terminal_view)
     if not silent:
-        load_display()  # a mistake in ./configs/metrics.yaml is told before anything starts
+        load_display()  # a mistake in ./configs/metrics.yaml is reported before anything starts
     if reference := _resumed(request):
         outcome = session.resume(
             reference,
@@ -167,7 +167,7 @@ def _run(request: Request, *, quiet: bool, as_json: bool, jobs: int, lines: bool
 
 
 def _training(request: Request, view: "View", silent: bool) -> Callable[[int | None], "Outcome"]:
-    """What trains one seed. Every seed is configured now: a mistake is told before any runs."""
+    """A function that trains one seed. All seeds are configured now, before any run starts."""
     from rl_lab.run import session
 
     prepared = {seed: request.configure(seed) for seed in request.seeds}

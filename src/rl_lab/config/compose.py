@@ -57,7 +57,7 @@ FEWEST_EVALUATIONS = 5  # of a run that is shorter than its file says
 
 @dataclass(frozen=True)
 class Composed:
-    """A plain tree, where each value came from, and what the user should be told."""
+    """A plain tree, where each value came from, and notes for the user."""
 
     tree: dict[str, Any]
     origins: Origins
@@ -231,7 +231,7 @@ def _read_all(file: Path, places: Sequence[Path], seen: set[Path]) -> None:
 
 @contextmanager
 def _hydra(places: Sequence[Path]) -> Iterator[str]:
-    """Hydra on these folders, first match wins; whatever was initialised before is put back."""
+    """Hydra on these folders, first match wins; whatever was initialized before is put back."""
     before, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     quoted = ",".join("'file://{}'".format(str(each).replace("'", "\\'")) for each in places[1:])
     try:

@@ -170,7 +170,7 @@ def compile_mode(
     check_compile(config)
     if asked != "auto":
         return asked
-    # Parts that somebody else wrote may not compile, and other optimizers cannot.
+    # Parts of plug-ins may not compile, and other optimizers cannot.
     if config.components or config.optimizers:
         return "off"
     # A memory is unrolled, which takes minutes to compile; convolutions gain nothing; for a GPU the

@@ -30,7 +30,7 @@ def validate(
 ) -> RunConfig:
     """The typed config, or a ConfigError that lists every problem with the line it comes from.
 
-    What it names by path is imported: a config of somebody else goes through `trust.py` first. One
+    What it names by path is imported: a config of another user goes through `trust.py` first. One
     of an `existing` run may have options that decide nothing, which a new one may not.
     """
     checker = RunChecker(origins)
@@ -49,7 +49,7 @@ def validate(
 def with_defaults(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """The tree with what its algorithm wants of other blocks, where the user says nothing.
 
-    Buffers are taken whole: somebody who names buffers of his own gets those only.
+    Buffers are taken whole: a user who names buffers gets those only.
     """
     algorithm = tree.get("algorithm")
     name = algorithm if isinstance(algorithm, str) else mapping(algorithm).get("name", "ppo")

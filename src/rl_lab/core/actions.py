@@ -36,11 +36,11 @@ class RandomActions:
 
 def _legal(space: Space, mask: Array, rng: np.random.Generator) -> Array:
     """Uniform over what the mask [N, …] allows: the largest of equally distributed numbers."""
-    chances = np.where(mask != 0, rng.random(mask.shape), -1.0)
+    draws = np.where(mask != 0, rng.random(mask.shape), -1.0)
     if isinstance(space, MultiDiscrete):
-        parts = np.split(chances, np.cumsum(space.nvec)[:-1], axis=-1)
+        parts = np.split(draws, np.cumsum(space.nvec)[:-1], axis=-1)
         return np.stack([part.argmax(-1) for part in parts], axis=-1)
-    return chances.argmax(-1)
+    return draws.argmax(-1)
 
 
 def _uniform(space: Box, count: int, rng: np.random.Generator) -> Array:

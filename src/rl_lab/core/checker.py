@@ -365,7 +365,7 @@ def free_config_class(kind: str, keys: tuple[str, ...]) -> type:
 def named_config_class(kind: str, config: type, keys: tuple[str, ...]) -> type:
     """A `Config` that also carries the keys by which it was chosen (`name`, `type`, `_target_`).
 
-    The only place where a `Config` of somebody else that does not derive from `AlgorithmConfig` or
+    The only place where a `Config` of a plug-in that does not derive from `AlgorithmConfig` or
     `BufferConfig` is given what those promise.
     """
     known = {each.name for each in fields(config)}

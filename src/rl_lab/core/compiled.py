@@ -75,7 +75,7 @@ def cpu_model() -> str:
 
 
 def tell_with(say: Callable[[str], object]) -> None:
-    """Who is told, in this context, that something slow is about to happen."""
+    """Call `say` in this context before something slow happens."""
     _told.set(say)
 
 
@@ -161,7 +161,7 @@ class Compiled:
         return self.given()(*arguments)
 
     def given(self, *last: object) -> Callable[..., Any]:
-        """The function of its first arguments. The last ones are looked at once, here."""
+        """The function of its first arguments. The last ones are read once, here."""
         fixed, fixed_signature = _inputs(last)
 
         def call(*first: object) -> Any:

@@ -39,7 +39,7 @@ class Plugin:
             ) from error
 
 
-# kind -> name -> the object itself, or "module:attribute" until somebody asks for it
+# kind -> name -> the object itself, or "module:attribute" until it is asked for
 _entries: dict[str, dict[str, Any]] = {}
 local_folders: set[str] = set()  # of the user's own files: worker processes import from there
 _targets: dict[tuple[str, str], Any] = {}  # (kind, the `_target_` of a configuration) -> class

@@ -107,7 +107,7 @@ class Sinks:
             try:
                 call(sink)
             except Exception as error:  # noqa: BLE001 - third-party code; no display is worth a run
-                if sink in self.sinks:  # else it failed again while its own failure was told
+                if sink in self.sinks:  # else it failed again while its own failure was reported
                     self.sinks.remove(sink)
                     with suppress(Exception):  # it has failed already; its threads should go
                         sink.close()

@@ -115,7 +115,7 @@ class SuiteEnv(gym.Env[Array, Array]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
-        """A new episode; with a seed, the task's generator starts anew."""
+        """A new episode; with a seed, the task's generator starts again."""
         super().reset(seed=seed)
         if seed is not None or not self.seeded:
             self.random.seed(self.np_random.integers(0, 2**32, 8, dtype=np.uint32))

@@ -92,7 +92,7 @@ class DreamEnv(gym.Env[Any, Any]):
 
 
 def as_shown(space: gym.Space[Any], looks: Obs, name: str = "") -> Any:
-    """What a model shows, a tensor or several by name, as the environment that was learnt does."""
+    """What a model shows, a tensor or several by name, as the environment that was learned does."""
     inner = f"{name}/" if name else ""
     if isinstance(space, spaces.Dict):
         return {key: as_shown(part, looks, f"{inner}{key}") for key, part in space.items()}

@@ -132,7 +132,7 @@ def resolve_vectorization(config: EnvironmentConfig, *, compiled: bool = False) 
 
 
 def _is_gymnasiums(id: str) -> bool:
-    """False if somebody has registered a task of their own under the name of a classic one."""
+    """False if another package has registered a task under the name of a classic one."""
     registered = find(id)
     return defined_in(registered).startswith("gymnasium.envs.classic_control") and not (
         registered.kwargs

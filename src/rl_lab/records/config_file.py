@@ -37,7 +37,7 @@ _OWN_KEYS = {
 
 
 class _Bounded:
-    """What a loader of PyYAML must not do with a file of somebody else."""
+    """What a loader of PyYAML must not do with a file of another user."""
 
     def flatten_mapping(self, node: Any) -> None:
         """Merge keys multiply without end, and no run has ever written one."""

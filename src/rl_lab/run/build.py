@@ -307,7 +307,7 @@ class _Tables:
 
 
 def _shape(value: object) -> Any:
-    """Of a tensor, or of the running statistics that a normaliser keeps beside its tensors."""
+    """Of a tensor, or of the running statistics that a normalizer keeps beside its tensors."""
     if isinstance(value, Mapping):
         return {key: _shape(each) for key, each in value.items()}
     return list(value.shape) if hasattr(value, "shape") else type(value).__name__
@@ -462,7 +462,7 @@ def make_evaluator(
     The final test ends at the first signal, an evaluation within the run at the second: the run
     must be saved after it, not within it.
 
-    The environments are made anew each time: an evaluation depends on the policy and the seeds
+    The environments are made again each time: an evaluation depends on the policy and the seeds
     only, so a resumed run measures what the uninterrupted one measured.
     """
     endless = is_endless(config, algorithm.context.spec)

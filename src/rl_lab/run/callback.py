@@ -30,7 +30,7 @@ class Callback:
         """A rollout, an update or an evaluation reported metrics, by their full names."""
 
     def after_update(self, run: "Orchestrator", hook: str) -> None:
-        """An update hook of the algorithm returned; its metrics were not looked at yet."""
+        """An update hook of the algorithm returned; its metrics were not checked yet."""
 
     def after_evaluation(self, run: "Orchestrator", evaluation: Evaluation) -> None:
         """The policy was evaluated; the metrics of it are reported next."""

@@ -85,7 +85,7 @@ class Orchestrator:
         self.callbacks[name] = callback
 
     def run(self) -> bool:
-        """Until the phases are over or somebody asks to stop. True if the run is complete."""
+        """Until the phases are over or a stop is requested. True if the run is complete."""
         while True:
             try:
                 return self.go_on()

@@ -74,7 +74,7 @@ def load(
             config,
             experiment=experiment,
             evaluation=replace(config.evaluation, deterministic=deterministic),
-            compute=replace(config.compute, compile="off"),  # nothing will be learnt
+            compute=replace(config.compute, compile="off"),  # nothing will be learned
             buffers={},  # nor remembered
         )
     )

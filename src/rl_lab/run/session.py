@@ -350,7 +350,9 @@ def drive(
                 return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
         except BaseException as error:
             failure = _stopped(error)
-            with suppress(OSError, RunError):  # a full disk, for example: the first error is told
+            with suppress(
+                OSError, RunError
+            ):  # a full disk, for example: the first error is reported
                 explain_failure(failure, orchestrator, directory)
                 record("failed", error=located(failure))
             if failure is error:
@@ -361,7 +363,7 @@ def drive(
 
 
 def _stopped(error: BaseException) -> BaseException:
-    """The error itself; `sys.exit` in somebody's code must not end the run without a word."""
+    """The error itself; `sys.exit` in a user's code must not end the run without a word."""
     if isinstance(error, SystemExit):
         failure = RunError(f"{located(error)} (code of a run must not end the process)")
         failure.__cause__ = error

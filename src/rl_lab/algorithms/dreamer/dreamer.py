@@ -38,9 +38,9 @@ from rl_lab.algorithms.dreamer.world_model import WORLD_PARTS, Scalar, WorldMode
 from rl_lab.algorithms.replay import (
     BUDGET_NAMES,
     averages,
-    require_chances,
     require_not_negative,
     require_positive,
+    require_probabilities,
     sample_windows,
     step_sizes,
     torch_optimizer,
@@ -128,16 +128,16 @@ class DreamerV3Config(WorldConfig):
     actor_rate: float = option(3e-4, "step size for the policy")
     critic_rate: float = option(3e-4, "step size for the values")
     max_grad_norm: float = option(1000.0, "largest norm of a gradient")
-    optimizer: LaPropConfig = section(LaPropConfig, "the optimiser's own settings")
-    dynamics_scale: float = option(1.0, "weight of the KL that teaches the prior")
+    optimizer: LaPropConfig = section(LaPropConfig, "the optimizer's own settings")
+    dynamics_scale: float = option(1.0, "weight of the KL that trains the prior")
     posterior_scale: float = option(0.1, "weight of the KL that keeps the posterior predictable")
     free_nats: float = option(
-        1.0, "KL per step, summed over latents, below which nothing is learnt"
+        1.0, "KL per step, summed over latents, below which it has no gradient"
     )
     reward_scale: float = option(1.0, "weight of the loss of rewards")
     gamma: float = option(0.997, "discount factor")
-    horizon: int = option(15, "steps of a dream")
-    return_lambda: float = option(0.95, "how far returns trust dreams rather than values")
+    horizon: int = option(15, "steps of an imagined rollout")
+    return_lambda: float = option(0.95, "λ of the returns of imagined rollouts")
     actor_gradient: Literal["auto", "reinforce", "dynamics"] = option(
         "reinforce", "how the policy learns; auto: dynamics for a Box, reinforce for indices"
     )
@@ -149,14 +149,18 @@ class DreamerV3Config(WorldConfig):
         0.01, "share of the uniform distribution in policies of indices", fixed=True
     )
     exploration_noise: float = option(
-        0.0, "deviation of noise on collected actions; discrete: chance of a random one"
+        0.0, "deviation of noise on collected actions; discrete: probability of a random one"
     )
-    normalize_returns: bool = option(True, "returns are scaled by their spread, if that is above 1")
-    normalizer_rate: float = option(0.01, "how fast that spread follows")
-    slow_every: int = option(1, "gradient steps between two moves of the slow critic")
-    slow_rate: float = option(0.02, "how far it moves then: 1 copies")
-    slow_target: bool = option(False, "returns are bootstrapped from the slow critic")
-    slow_regularizer: float = option(1.0, "weight of the pull of the values towards the slow ones")
+    normalize_returns: bool = option(
+        True, "divide returns by the distance of their 5th and 95th percentile, if above 1"
+    )
+    normalizer_rate: float = option(0.01, "EMA step of these percentiles")
+    slow_every: int = option(1, "gradient steps between updates of the critic's target network")
+    slow_rate: float = option(0.02, "EMA step of that target network: 1 copies")
+    slow_target: bool = option(False, "bootstrap returns from the target network")
+    slow_regularizer: float = option(
+        1.0, "weight of the distance between values and those of the target network"
+    )
     replay_value_scale: float = option(0.3, "weight of the value loss on replayed rows")
 
     def __post_init__(self) -> None:
@@ -168,7 +172,7 @@ class DreamerV3Config(WorldConfig):
         for name, least in {"horizon": 1, "slow_every": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        require_chances(self, "return_lambda", "actor_unimix", "normalizer_rate", "slow_rate")
+        require_probabilities(self, "return_lambda", "actor_unimix", "normalizer_rate", "slow_rate")
         if self.squashed and self.actor_gradient == "reinforce":
             raise ValueError("squashed needs actor_gradient dynamics: it has no exact density")
         if self.squashed and extremes(self.entropy)[1] > 0:

@@ -80,7 +80,7 @@ class WorldModelConfig:
         "strided", "strided: width 4, channels double; pooled: as in v3, width 5 and max-pooling"
     )
     activation: Activation = option("silu", "tanh, relu, elu, gelu or silu")
-    norm: Norm = option("rms", "normalisation of layers: none, layer or rms")
+    norm: Norm = option("rms", "normalization of layers: none, layer or rms")
     symlog_inputs: bool = option(True, "vectors are seen, and predicted, through symlog")
     two_hot: bool = option(True, "rewards and values as weights of bins; if not, as one number")
     symlog_scalars: bool = option(
@@ -138,7 +138,7 @@ class WorldConfig(WorldModelConfig, ReplayConfig):
     batch_size: int = option(8, "sequences of one gradient step")
     batch_length: int = option(32, "frames of each sequence")
     continue_scale: float = option(
-        1.0, "weight of the loss of continuations; 0: no end of an episode is foreseen"
+        1.0, "weight of the loss of the continue probability; 0: ends of episodes are not predicted"
     )
 
     def __post_init__(self) -> None:

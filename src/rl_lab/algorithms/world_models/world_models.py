@@ -129,7 +129,7 @@ class WorldModelsConfig(ReplayConfig):
     kl_tolerance: float = option(0.5, "nats per number of z that cost V nothing")
     vae_rate: float = option(1e-4, "step size for V")
     hidden: int = option(256, "width of M's memory")
-    mixtures: int = option(5, "Gaussians for each number that M foresees")
+    mixtures: int = option(5, "Gaussians for each number that M predicts")
     dynamics_rate: float = option(1e-3, "step size for M")
     reward_scale: float = option(1.0, "weight of M's loss of rewards")
     end_scale: float = option(1.0, "weight of M's loss of ends")
@@ -139,11 +139,13 @@ class WorldModelsConfig(ReplayConfig):
     )
     fitness: Literal["env", "dream"] = option("env", "where candidates for C are tried out")
     population: int = option(16, "candidates of a generation")
-    episodes: int = option(4, "episodes, or dreams, of each candidate; the same ones for all")
+    episodes: int = option(
+        4, "episodes, or imagined rollouts, of each candidate; the same ones for all"
+    )
     sigma: float = option(0.1, "deviation of the first candidates", fixed=True)
-    context: int = option(8, "real frames that lead into a dream")
-    horizon: int = option(200, "steps of a dream at most")
-    temperature: float = option(1.0, "of dreams: above 1, the unlikely is likelier than M thinks")
+    context: int = option(8, "real frames before an imagined rollout")
+    horizon: int = option(200, "steps of an imagined rollout at most")
+    temperature: float = option(1.0, "of M in imagined rollouts: above 1 makes them less certain")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
