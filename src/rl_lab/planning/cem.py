@@ -2,8 +2,8 @@
 
 For a Box, each action of the plan is a Gaussian of its own, cut off at [-1, 1]. For discrete
 actions it is a categorical distribution, whose probabilities become the shares of the best
-candidates; candidates are one-hot then. All environments are planned for at once, and none of them knows of
-the others. Random numbers are arguments, so the functions are pure.
+candidates; candidates are one-hot then. All environments are planned for at once, independently of
+each other. Random numbers are arguments, so the functions are pure.
 """
 
 from dataclasses import dataclass
