@@ -40,7 +40,7 @@ class Algorithm(ABC):
     optimized: ClassVar[Optimized] = None
     uses_network: ClassVar[bool] = True  # `network:` decides anything
     compiles: ClassVar[bool] = True  # its updates can be compiled
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used where the user says nothing
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used unless the user sets it
     learns_from: ClassVar[LearnsFrom] = "rollouts"  # the kind of buffer that updates need
     actions: ClassVar[str] = "both"  # that it can take: discrete, continuous or both
     learned: ClassVar[tuple[str, ...]] = ()  # arrays that a warm start takes, as it does networks

@@ -197,9 +197,9 @@ def dqn_loss(
     outputs = model(rows[OBS], value_noise, raw=True)
     taken = of_action(outputs, rows[ACTION])
     with torch.no_grad():
-        judge = target_network(rows[NEXT_OBS], target_noise, raw=True)
-        choice = model(rows[NEXT_OBS], choice_noise) if double else model.expected(judge)
-        future = chosen_value(choice, judge, model.mask(rows[NEXT_OBS]))
+        target_values = target_network(rows[NEXT_OBS], target_noise, raw=True)
+        choice = model(rows[NEXT_OBS], choice_noise) if double else model.expected(target_values)
+        future = chosen_value(choice, target_values, model.mask(rows[NEXT_OBS]))
     extra: dict[str, Tensor] = {}
     if model.distribution == "none":
         with torch.no_grad():
@@ -221,14 +221,14 @@ def dqn_loss(
     return loss, {**dict(zip(names, means, strict=True)), **extra}, {ERROR: error}
 
 
-def chosen_value(choice: Tensor, judge: Tensor, mask: Tensor | None) -> Tensor:
-    """The values in `judge` [B, A] or [B, A, K] of the best legal action by `choice` [B, A].
+def chosen_value(choice: Tensor, target_values: Tensor, mask: Tensor | None) -> Tensor:
+    """`target_values` [B, A] or [B, A, K] of the best legal action by `choice` [B, A].
 
     Double Q-learning chooses by the network and evaluates by its target: an error that makes an
     action look good in the one is not in the other. Plain Q-learning passes the target as both.
     """
     best = (choice if mask is None else masked(choice, mask)).argmax(-1)
-    return of_action(judge, best)
+    return of_action(target_values, best)
 
 
 def policy_entropy(epsilon: float, legal: int) -> float:

@@ -116,7 +116,7 @@ class PlaNetConfig(WorldConfig):
     exploration_noise: float = option(
         0.3, "deviation of noise on collected actions; discrete: probability of a random one"
     )
-    planner: PlannerConfig = section(PlannerConfig, "how actions are looked for")
+    planner: PlannerConfig = section(PlannerConfig, "the planner that chooses actions")
     deter: int = option(200, "width of the memory")
     hidden: int = option(200, "width of the layers around the memory")
     stoch: int = option(30, "latents")

@@ -47,7 +47,7 @@ def validate(
 
 
 def with_defaults(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tree with what its algorithm wants of other blocks, where the user says nothing.
+    """The tree with what its algorithm wants of other blocks, unless the user sets it.
 
     Buffers are taken whole: a user who names buffers gets those only.
     """

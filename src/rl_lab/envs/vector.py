@@ -238,7 +238,7 @@ class GymnasiumVector:
         return self._episodes.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Start anew on other seeds: the next call must be `reset`."""
+        """Take other seeds: the next call must be `reset`."""
         self._episodes.load_state_dict(state)
         self._episodes.start_afresh()
 

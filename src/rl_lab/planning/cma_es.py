@@ -25,7 +25,7 @@ OPTIONS = {
 }
 STRATEGY = ("sigma", "countiter", "countevals")  # numbers of the strategy
 PATHS = ("mean", "pc")  # arrays of it
-SAMPLER = ("count_tell", "count_eigen", "last_update")  # its covariance may lag behind what is told
+SAMPLER = ("count_tell", "count_eigen", "last_update")  # its covariance may lag behind the returns
 
 
 class CMAES:

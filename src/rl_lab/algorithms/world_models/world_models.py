@@ -83,7 +83,7 @@ FRAME_PARTS = {  # roles of `components:`, and what is called of each
     "representation": ("encode", "decode", "pixels"),
     "dynamics": ("initial_state", "step", "sequence", "predict", "noise"),
 }
-DEFAULTS = {"representation": ConvVAE, "dynamics": MDNRNN}  # where `components:` says nothing
+DEFAULTS = {"representation": ConvVAE, "dynamics": MDNRNN}  # unless `components:` names another
 # Today's names of saved state, and those in checkpoints of earlier versions.
 OLD_NAMES = {
     "vae_learner.module": "vae",

@@ -39,7 +39,7 @@ class StickyActions(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """A new episode; a seed starts the stream anew."""
+        """A new episode; a seed restarts the stream."""
         if seed is not None:
             self.random = np.random.default_rng(seeding.sequence(seed, "StickyActions"))
         self.last_action = None
