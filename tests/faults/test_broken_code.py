@@ -228,7 +228,11 @@ def test_what_fails_late_resumes_bit_for_bit(case: str, place: Path, capsys: Any
 @pytest.mark.parametrize(
     ("case", "words", "begin"),
     [
-        ("first", ["checkpoint.every_steps=0"], "the first step"),
+        (
+            "first",
+            ["checkpoint.every_steps=0"],
+            "the first step (the 384 steps since are played again)",
+        ),
         (
             "worker",
             ["environment.vectorization=process", "environment.restarts=0"],
