@@ -4,6 +4,7 @@ Each decision is a pure function of the configuration and of what was found out 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -163,6 +164,8 @@ def _open_files(descriptors: Path) -> list[Path]:
 
 def device(asked: str, cuda: bool) -> str:
     """A GPU if there is one; none is a mistake only if one is asked for."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
+        raise UserError(f"experiment.device is '{asked}': write auto, cpu, cuda or cuda:N")
     if asked.startswith("cuda") and not cuda:
         raise UserError(f"experiment.device is '{asked}', but this machine has no usable GPU")
     return asked if asked != "auto" else "cuda" if cuda else "cpu"

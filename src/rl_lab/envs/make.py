@@ -208,7 +208,18 @@ def find(id: str) -> Registered:
         if any(each.name == name for each in registry.plugins("env")):
             registry.get("env", name)  # one that does not load says so here, in one line
         return gym.registry[name]
+    if module and name not in gym.registry:
+        raise UserError(_not_in_module(module, name))
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
+
+
+def _not_in_module(module: str, name: str) -> str:
+    """An environment that a module neither registers nor defines, and those that it does define."""
+    there = [each for each, item in vars(sys.modules[module]).items() if _is_environment(item)]
+    line = f"{module}.py was imported and has no environment '{name}'"
+    if there:
+        return f"{line}: it has {', '.join(there)}"
+    return f"{line}: register it there, or define a class of this name that is a gymnasium.Env"
 
 
 def _is_environment(item: Any) -> bool:
