@@ -149,7 +149,9 @@ def test_a_bad_number_stops_the_run_and_says_where_the_dump_is(place, capsys):
     words = ["CartPole-v1:nan", "--plugin", "nan.py", "logging.tensorboard=false", "-q"]
     assert main(["train", *words]) == 1
     message, note, resume = capsys.readouterr().err.splitlines()
-    assert re.search(r"from the first step \(the [\d,]+ steps since are played again\): rl-lab", resume)
+    assert re.search(
+        r"from the first step \(the [\d,]+ steps since are played again\): rl-lab", resume
+    )
     assert message == "error: the loss is nan"
     dump = note.rpartition(" ")[2]
     assert "crash/step_" in dump and (place / dump).is_dir()

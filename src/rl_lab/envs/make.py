@@ -25,6 +25,7 @@ from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
+from rl_lab.envs.contract import check_signature
 from rl_lab.envs.process import ProcessVector, usable_cores
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
 from rl_lab.envs.worker import Make
@@ -323,6 +324,7 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
         env = gym.make(registered, disable_env_checker=True, **arguments)
     except (gym.error.Error, ImportError, TypeError) as error:
         raise _explained(config, registered, error) from error
+    check_signature(env.unwrapped, config.id)
     if mujoco.is_data(getattr(env.unwrapped, "data", None)):
         mujoco.route_messages()
         env = mujoco.NoSilentReset(env, config.id)
