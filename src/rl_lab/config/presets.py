@@ -126,6 +126,11 @@ def _presets_in(folders: Sequence[Path]) -> list[str]:
 
 def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], str]:
     """An algorithm's defaults on an environment, from the two names alone, and a note of it."""
+    if spec.startswith(":") or spec.endswith(":"):
+        side = "environment" if spec.startswith(":") else "algorithm"
+        raise UserError(
+            f"'{spec}' names no {side}: write ENV:ALGORITHM, as in CartPole-v1:{DEFAULT_ALGORITHM}"
+        )
     environment, variant = split_spec(spec)
     tree: dict[str, Any] = {"version": 1, "environment": {"id": environment}}
     if variant is None:

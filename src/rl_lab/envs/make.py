@@ -25,6 +25,7 @@ from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
+from rl_lab.envs.contract import check_signature
 from rl_lab.envs.process import ProcessVector, usable_cores
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
 from rl_lab.envs.worker import Make
@@ -208,7 +209,18 @@ def find(id: str) -> Registered:
         if any(each.name == name for each in registry.plugins("env")):
             registry.get("env", name)  # one that does not load says so here, in one line
         return gym.registry[name]
+    if module and name not in gym.registry:
+        raise UserError(_not_in_module(module, name))
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
+
+
+def _not_in_module(module: str, name: str) -> str:
+    """An environment that a module neither registers nor defines, and those that it does define."""
+    there = [each for each, item in vars(sys.modules[module]).items() if _is_environment(item)]
+    line = f"{module}.py was imported and has no environment '{name}'"
+    if there:
+        return f"{line}: it has {', '.join(there)}"
+    return f"{line}: register it there, or define a class of this name that is a gymnasium.Env"
 
 
 def _is_environment(item: object) -> bool:
@@ -312,6 +324,7 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
         env = gym.make(registered, disable_env_checker=True, **arguments)
     except (gym.error.Error, ImportError, TypeError) as error:
         raise _explained(config, registered, error) from error
+    check_signature(env.unwrapped, config.id)
     if mujoco.is_data(getattr(env.unwrapped, "data", None)):
         mujoco.route_messages()
         env = mujoco.NoSilentReset(env, config.id)
