@@ -4,6 +4,7 @@ Each decision is a pure function of the configuration and of what was found out 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ EXCHANGE_SECONDS, WORKER_SECONDS = 0.2e-3, 0.1e-3
 FIRST_START_SECONDS, START_SECONDS = 3.0, 0.3
 CLEARLY = 1.3  # how many times faster they must be
 
+EVALUATION_ENVS = 8  # where each of them costs time of its own
 EVALUATION_STEPS, CHECKPOINT_STEPS = 10_000, 50_000  # between two of them in a long run
 FEWEST = FEWEST_EVALUATIONS  # of either in a short one
 
@@ -79,6 +81,7 @@ def resolve(
         config,
         experiment=replace(config.experiment, device=chosen_device),
         environment=replace(config.environment, vectorization=backend),
+        evaluation=replace(config.evaluation, num_envs=evaluation_envs(config, backend)),
         compute=replace(config.compute, compile=chosen_mode),
     )
     if config.compute.threads != "auto":
@@ -106,6 +109,15 @@ def interval(asked: str | int, usual: int, total: int) -> int:
     if isinstance(asked, int):
         return asked
     return max(total // max(-(-total // usual), FEWEST), 1)
+
+
+def evaluation_envs(config: RunConfig, backend: str) -> int:
+    """One for each episode where environments are stepped together: no waiting for second ones."""
+    evaluation = config.evaluation
+    if evaluation.num_envs != "auto":
+        return evaluation.num_envs
+    episodes = max(evaluation.episodes, evaluation.test_episodes)
+    return episodes if backend == "torch" else EVALUATION_ENVS
 
 
 def with_choices(config: RunConfig) -> RunConfig:
@@ -152,6 +164,8 @@ def _open_files(descriptors: Path) -> list[Path]:
 
 def device(asked: str, cuda: bool) -> str:
     """A GPU if there is one; none is a mistake only if one is asked for."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
+        raise UserError(f"experiment.device is '{asked}': write auto, cpu, cuda or cuda:N")
     if asked.startswith("cuda") and not cuda:
         raise UserError(f"experiment.device is '{asked}', but this machine has no usable GPU")
     return asked if asked != "auto" else "cuda" if cuda else "cpu"

@@ -95,7 +95,10 @@ def parse_schedule(value: object) -> Schedule | None:
     if isinstance(value, Schedule):
         return value
     if isinstance(value, str) and value.startswith("lin_"):
-        return Schedule(start=float(value.removeprefix("lin_")))
+        try:
+            return Schedule(start=float(value.removeprefix("lin_")))
+        except ValueError as error:
+            raise ValueError(f"write a number after lin_, as in lin_3e-4, not '{value}'") from error
     if isinstance(value, Mapping) and "start" in value:
         keys = {"from": "begin", "to": "finish", "schedule": "shape"}
         renamed = {keys.get(str(key), str(key)): each for key, each in value.items()}

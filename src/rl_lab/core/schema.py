@@ -208,7 +208,12 @@ class EvaluationConfig(Options):
         low=0,
     )
     episodes: int = option(20, "episodes of one evaluation", low=1)
-    num_envs: int = option(8, "environments that share the episodes", low=1)
+    num_envs: Literal["auto"] | int = option(
+        "auto",
+        "environments that share the episodes; auto: 8, or for vectorised classic control one for "
+        "each episode",
+        low=1,
+    )
     deterministic: bool = option(True, "act greedily, or sample")
     warmup_steps: int = option(0, "no evaluation before this many environment steps", low=0)
     stop_at: float | None = option(None, "stop the run when eval/return_mean reaches this")

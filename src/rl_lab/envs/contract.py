@@ -4,6 +4,7 @@ A wrong number of values, a wrong kind, shape or key is an error. Numbers that f
 that lie outside of a Box, are a warning.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn
 
@@ -13,6 +14,7 @@ from gymnasium import spaces
 
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
+from rl_lab.core.failure import defined_at
 
 RESET, STEP = "reset", "step"
 _VALUES = {
@@ -25,6 +27,21 @@ Warn = Callable[[str, str], None]  # (what it is about, the sentence)
 
 class ContractError(UserError):
     """An environment returned something that it may not return."""
+
+
+def check_signature(env: gym.Env[Any, Any], id: str) -> None:
+    """Refuse a `reset` that cannot be called as Gymnasium's wrappers call it."""
+    try:
+        signature = inspect.signature(env.reset)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(seed=None, options=None)
+    except TypeError as error:
+        raise ContractError(
+            f"'{id}': {defined_at(env.reset)}() cannot be called with a seed and options: write "
+            "def reset(self, *, seed=None, options=None)"
+        ) from error
 
 
 class Contract:

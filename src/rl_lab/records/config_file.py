@@ -32,7 +32,7 @@ _OWN_BLOCKS = ("compute", "checkpoint", "logging")
 _OWN_KEYS = {
     "experiment": ("name", "seed", "device", "tags"),
     "environment": ("vectorization",),
-    "evaluation": ("every_steps",),
+    "evaluation": ("every_steps", "num_envs"),
 }
 
 

@@ -471,6 +471,7 @@ def make_evaluator(
         config = replace(config, environment=limited)
 
     def run(purpose: str, episodes: int) -> Evaluation:
+        assert config.evaluation.num_envs != "auto", "resolve the config first"
         count = min(config.evaluation.num_envs, episodes)
         own_seeds = seeds(config.experiment.seed, purpose, count)
         with (

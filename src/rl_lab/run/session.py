@@ -378,8 +378,10 @@ def explain_failure(
     orchestrator.sinks.log(f"FAILED: {located(error)}\n{whole_traceback(error)}")
     if not isinstance(error, Exception):  # a second Ctrl-C
         return
-    steps = orchestrator.store.steps()
+    steps, step = orchestrator.store.steps(), orchestrator.counters.env_steps
     begin = f"from the checkpoint at step {steps[-1]:,}" if steps else "from the first step"
+    if lost := step - max(steps, default=0):
+        begin += f" (the {lost:,} steps since are played again)"
     error.add_note(
         f"to go on {begin}: rl-lab train --resume {from_here(directory.path)} "
         f"(the whole traceback is in its {directory.log_file.relative_to(directory.path)})"
@@ -465,6 +467,7 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "parameters": count_parameters(
             [*orchestrator.algorithm.parts().values(), *orchestrator.components.values()]
         ),
+        "optimum": orchestrator.environment.spec.optimum,
         "snapshot_level": level,
         "resume_exact": lost == 0 and (level in EXACT or progress.resumes == 0),
         "lost_workers": lost,
