@@ -120,7 +120,7 @@ def collecting(run) -> Callable[[], object]:
 
 @pytest.mark.parametrize("env", map(installed_case, COLLECT))
 def test_a_vector_step(tiny, env):
-    run = tiny(f"{env}:ppo_none", *MATCHED)
+    run = tiny(f"{env}:ppo_defaults", *MATCHED)
     collect = collecting(run)
     collect()  # whatever is made once
     calls, operations = python_calls(collect) / 64, torch_operations(collect) / 64
@@ -131,7 +131,7 @@ def test_a_vector_step(tiny, env):
 def test_more_environments_are_no_more_python(tiny):
     counts = []
     for num_envs in (8, 128):
-        run = tiny("CartPole-v1:ppo_none", *MATCHED, f"environment.num_envs={num_envs}")
+        run = tiny("CartPole-v1:ppo_defaults", *MATCHED, f"environment.num_envs={num_envs}")
         collecting(run)()
         # Episodes that end cost a little each; here none does.
         run.environment.max_steps = 10**9
@@ -141,7 +141,7 @@ def test_more_environments_are_no_more_python(tiny):
 
 @pytest.mark.parametrize("env", UPDATE)
 def test_a_gradient_step(tiny, env):
-    run = tiny(f"{env}:ppo_none", *MATCHED)
+    run = tiny(f"{env}:ppo_defaults", *MATCHED)
     batch = collecting(run)().trajectory
     assert LOG_PROB in batch
 
@@ -157,7 +157,7 @@ def test_a_gradient_step(tiny, env):
 
 def replay_run(tiny, name: str) -> tuple[Callable[[], object], Callable[[], object]]:
     """A call that collects 8 steps, and one that takes 8 gradient steps."""
-    run = tiny(f"Pendulum-v1:{name}_none", *REPLAY)
+    run = tiny(f"Pendulum-v1:{name}_defaults", *REPLAY)
     algorithm, buffer = run.algorithm, run.buffers["replay"]
     phase = {"name": "train", "type": "online", "step": 0, "buffer": None}
 
@@ -182,7 +182,7 @@ def test_a_gradient_step_from_replay(tiny, name):
 
 def rollout_run(tiny) -> tuple[Callable[[], object], Callable[[], object]]:
     """A call that collects a rollout of PPO, and one that learns from it."""
-    run = tiny("CartPole-v1:ppo_none", *MATCHED)
+    run = tiny("CartPole-v1:ppo_defaults", *MATCHED)
     collect = collecting(run)
     batch = collect().trajectory
     return collect, lambda: run.algorithm.update(batch, phase=PHASE)
@@ -202,7 +202,7 @@ def test_how_much_a_reader_has_to_follow(tiny, name):
 
 
 def test_the_loop_around_it(tiny):
-    run = tiny("CartPole-v1:ppo_none", *MATCHED)
+    run = tiny("CartPole-v1:ppo_defaults", *MATCHED)
     for clock in run.clocks.values():
         clock.period = 10**9
     collected = collecting(run)()
@@ -221,7 +221,7 @@ def test_the_loop_around_it(tiny):
 
 def test_nothing_waits_for_a_number(tiny):
     """No `.item()` and no comparison on the host between two minibatches."""
-    run = tiny("CartPole-v1:ppo_none", *MATCHED)
+    run = tiny("CartPole-v1:ppo_defaults", *MATCHED)
     batch = collecting(run)().trajectory
     rows, _ = run.algorithm._credit(batch, run.algorithm.config)
     seen = []
