@@ -81,7 +81,7 @@ def test_images_dicts_and_masks_are_remembered_as_vectors_are(memory, kind, shar
     torch.testing.assert_close(seen.log_prob, torch.stack(log_probs), atol=1e-5, rtol=0)
     if kind == "dict":
         assert (action != 0).all()
-    policy, value, error = model.evaluate(obs, start, resets)
+    policy, value, error = model(obs, start, resets)
     (value.sum() + policy.entropy().sum() + error).backward()
     assert all(each.grad is not None for each in model.parameters())
 

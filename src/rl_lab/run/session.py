@@ -447,10 +447,10 @@ class _Told(logging.Handler):
 
 def costs(orchestrator: Orchestrator) -> dict[str, float]:
     """What the run costs, for summary.json."""
-    workflow, efficiency = orchestrator.workflow, orchestrator.efficiency
+    algorithm, efficiency = orchestrator.algorithm, orchestrator.efficiency
     return efficiency.summary() | fixed_costs(
-        workflow.parts().values(),
-        workflow.initial_state(1),
+        algorithm.parts().values(),
+        algorithm.initial_state(1),
         efficiency.stopwatch.flops,
         orchestrator.environment.num_envs,
     )
