@@ -73,15 +73,15 @@ def test_a_spec_is_split_at_the_last_colon(spec: str, parts: tuple[str, str | No
 
 
 def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
-    composed = compose("BipedalWalker-v3:ppo_gru", ["algorithm.gamma=0.9"])
+    composed = compose("LunarLander-v3:ppo_gru", ["algorithm.gamma=0.9"])
     assert composed.tree == {
         "version": 1,
-        "environment": {"id": "BipedalWalker-v3"},
+        "environment": {"id": "LunarLander-v3"},
         "algorithm": {"name": "ppo", "gamma": 0.9},
         "network": {"memory": {"type": "gru"}},
     }
-    said = "no preset BipedalWalker-v3:ppo_gru: ppo with its defaults and gru memory on "
-    assert composed.notes == [f"{said}BipedalWalker-v3"]
+    said = "no preset LunarLander-v3:ppo_gru: ppo with its defaults and gru memory on "
+    assert composed.notes == [f"{said}LunarLander-v3"]
     sized = compose("CartPole-v1:dreamer_v3_12m")
     algorithm = sized.tree["algorithm"]
     assert (algorithm["name"], algorithm["size"]) == ("dreamer_v3", "12m")
@@ -108,7 +108,6 @@ STACK = {"id": "FrameStack", "frames": 4}
     ("variant", "base", "memory", "added", "said"),
     [
         ("ppo_mamba2_masked", "ppo_masked", "mamba2", [], "with mamba2 memory"),
-        ("ppo_gtrxl", "ppo", "gtrxl", [], "with gtrxl memory"),
         ("ppo_none_masked", "ppo_masked", "none", [], "with none memory"),
         ("ppo_stack4_masked", "ppo_masked", None, [STACK], "with 4 stacked frames"),
         ("ppo_stack4", "ppo", None, [STACK], "with 4 stacked frames"),
@@ -128,6 +127,17 @@ def test_a_name_with_a_memory_or_a_stack_is_a_preset_and_that(
         expected["environment"]["wrappers"] = [*wrappers, *added]
     assert composed.tree == expected
     validate(composed.tree, composed.origins)
+
+
+def test_a_preset_that_names_a_memory_is_for_all_of_them() -> None:
+    composed = compose("TMaze-20-v0:ppo_gtrxl")
+    expected = compose("TMaze-20-v0:ppo").tree
+    assert expected["network"]["memory"] == {"type": "none"}
+    expected["network"]["memory"] = {"type": "gtrxl"}
+    assert composed.tree == expected
+    assert composed.notes == ["TMaze-20-v0:ppo_gtrxl: TMaze-20-v0:ppo with gtrxl memory"]
+    for variant in ("ppo_gru", "ppo_none"):  # the preset CartPole-v1:ppo does not name one
+        assert compose(f"CartPole-v1:{variant}").notes[0].startswith("no preset CartPole-v1:ppo_")
 
 
 def test_a_name_may_add_to_a_preset_of_your_own() -> None:

@@ -31,11 +31,21 @@ class Addition(NamedTuple):
 
     memory: str | None = None
     frames: int = 0
+    alone: bool = True  # the name has nothing else after the algorithm: `ppo_gru`
 
     @property
     def words(self) -> str:
         """As a part of a sentence."""
         return f"with {self.memory} memory" if self.memory else f"with {self.frames} stacked frames"
+
+    def suits(self, tree: DictConfig) -> bool:
+        """Whether a preset is meant to be extended so.
+
+        `ppo_gru` takes over the preset `ppo` only if that one names a memory, be it `none`: other
+        settings were chosen for a network without one.
+        """
+        named = OmegaConf.select(tree, "network.memory") is not None
+        return named or not self.alone or self.memory is None
 
     def add_to(self, tree: DictConfig) -> list[str]:
         """Change a composed tree, and say the paths that have changed."""
@@ -176,7 +186,8 @@ def _split_addition(variant: str) -> tuple[str, Addition] | None:
             continue
         for memory in registry.names("memory"):
             if rest == memory or rest.startswith(f"{memory}_"):
-                return algorithm + rest.removeprefix(memory), Addition(memory=memory)
+                rest = rest.removeprefix(memory)
+                return algorithm + rest, Addition(memory=memory, alone=not rest)
         if stack := re.fullmatch(r"stack([1-9]\d*)(_.+)?", rest):
             return algorithm + (stack[2] or ""), Addition(frames=int(stack[1]))
     return None
