@@ -73,15 +73,15 @@ def test_a_spec_is_split_at_the_last_colon(spec: str, parts: tuple[str, str | No
 
 
 def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
-    composed = compose("LunarLander-v3:ppo_gru", ["algorithm.gamma=0.9"])
+    composed = compose("BipedalWalker-v3:ppo_gru", ["algorithm.gamma=0.9"])
     assert composed.tree == {
         "version": 1,
-        "environment": {"id": "LunarLander-v3"},
+        "environment": {"id": "BipedalWalker-v3"},
         "algorithm": {"name": "ppo", "gamma": 0.9},
         "network": {"memory": {"type": "gru"}},
     }
-    said = "no preset LunarLander-v3:ppo_gru: ppo with its defaults and gru memory on "
-    assert composed.notes == [f"{said}LunarLander-v3"]
+    said = "no preset BipedalWalker-v3:ppo_gru: ppo with its defaults and gru memory on "
+    assert composed.notes == [f"{said}BipedalWalker-v3"]
     sized = compose("CartPole-v1:dreamer_v3_12m")
     algorithm = sized.tree["algorithm"]
     assert (algorithm["name"], algorithm["size"]) == ("dreamer_v3", "12m")
@@ -100,6 +100,15 @@ def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
     assert compose("m:Env-v0:random").tree["environment"] == {"id": "m:Env-v0"}
 
 
+def test_defaults_leave_out_the_preset() -> None:
+    composed = compose("CartPole-v1:ppo_defaults")
+    assert composed.tree["algorithm"] == {"name": "ppo"}
+    assert composed.notes == ["ppo with its defaults on CartPole-v1"]
+    assert compose("CartPole-v1:ppo_gru_defaults").tree["network"] == {"memory": {"type": "gru"}}
+    with pytest.raises(UserError, match="no algorithm 'masked_defaults'"):
+        compose("CartPole-v1:masked_defaults")
+
+
 MASKED = [{"id": "MaskObservation", "indices": [1, 3]}]
 STACK = {"id": "FrameStack", "frames": 4}
 
@@ -108,6 +117,7 @@ STACK = {"id": "FrameStack", "frames": 4}
     ("variant", "base", "memory", "added", "said"),
     [
         ("ppo_mamba2_masked", "ppo_masked", "mamba2", [], "with mamba2 memory"),
+        ("ppo_gtrxl", "ppo", "gtrxl", [], "with gtrxl memory"),
         ("ppo_none_masked", "ppo_masked", "none", [], "with none memory"),
         ("ppo_stack4_masked", "ppo_masked", None, [STACK], "with 4 stacked frames"),
         ("ppo_stack4", "ppo", None, [STACK], "with 4 stacked frames"),
@@ -129,15 +139,12 @@ def test_a_name_with_a_memory_or_a_stack_is_a_preset_and_that(
     validate(composed.tree, composed.origins)
 
 
-def test_a_preset_that_names_a_memory_is_for_all_of_them() -> None:
-    composed = compose("TMaze-20-v0:ppo_gtrxl")
-    expected = compose("TMaze-20-v0:ppo").tree
-    assert expected["network"]["memory"] == {"type": "none"}
-    expected["network"]["memory"] = {"type": "gtrxl"}
-    assert composed.tree == expected
+def test_a_preset_that_inherits_is_extended_as_a_whole() -> None:
+    composed, plain = compose("TMaze-20-v0:ppo_gtrxl"), compose("TMaze-20-v0:ppo")
+    network = {**plain.tree["network"], "memory": {"type": "gtrxl"}}
+    assert composed.tree == {**plain.tree, "network": network}
+    assert composed.tree["environment"] == {"id": "TMaze-20-v0", "num_envs": 16}
     assert composed.notes == ["TMaze-20-v0:ppo_gtrxl: TMaze-20-v0:ppo with gtrxl memory"]
-    for variant in ("ppo_gru", "ppo_none"):  # the preset CartPole-v1:ppo does not name one
-        assert compose(f"CartPole-v1:{variant}").notes[0].startswith("no preset CartPole-v1:ppo_")
 
 
 def test_a_name_may_add_to_a_preset_of_your_own() -> None:

@@ -101,10 +101,8 @@ def compose(
     elif spec is not None:
         config_file = find_preset(spec, folders)  # or a block of an environment's file, below
         if config_file is None and (built := assembled(spec, folders)) is not None:
-            base, added, said = built
-            if added.suits(_compose_file(base, folders, [])[0]):
-                config_file, addition = base, added
-                notes.append(said)
+            config_file, addition, said = built
+            notes.append(said)
     if spec is not None and (found := variant_of(spec, folders)) is not None:
         config_file, notes = found[0], []
         block, origins = found[1]

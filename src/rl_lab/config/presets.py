@@ -24,6 +24,7 @@ WRAPPERS = "environment.wrappers"
 EXAMPLES = Path("examples")  # of a source checkout
 SOLVER_CONFIGS = "config"  # the folder of configs of a solver whose files are read too
 DEFAULT_ALGORITHM = "ppo"
+DEFAULTS = "_defaults"  # behind an algorithm: with its defaults, even where there is a preset
 
 
 class Addition(NamedTuple):
@@ -31,21 +32,11 @@ class Addition(NamedTuple):
 
     memory: str | None = None
     frames: int = 0
-    alone: bool = True  # the name has nothing else after the algorithm: `ppo_gru`
 
     @property
     def words(self) -> str:
         """As a part of a sentence."""
         return f"with {self.memory} memory" if self.memory else f"with {self.frames} stacked frames"
-
-    def suits(self, tree: DictConfig) -> bool:
-        """Whether a preset is meant to be extended so.
-
-        `ppo_gru` takes over the preset `ppo` only if that one names a memory, be it `none`: other
-        settings were chosen for a network without one.
-        """
-        named = OmegaConf.select(tree, "network.memory") is not None
-        return named or not self.alone or self.memory is None
 
     def add_to(self, tree: DictConfig) -> list[str]:
         """Change a composed tree, and say the paths that have changed."""
@@ -109,7 +100,7 @@ def names_algorithm(spec: str) -> bool:
     variant = split_spec(spec)[1]
     folders = search_folders()
     return variant is not None and (
-        _split_variant(variant)[0] is not None
+        _split_variant(variant.removesuffix(DEFAULTS))[0] is not None
         or _split_addition(variant) is not None
         or find_preset(spec, folders) is not None
         or variant_of(spec, folders) is not None
@@ -186,8 +177,7 @@ def _split_addition(variant: str) -> tuple[str, Addition] | None:
             continue
         for memory in registry.names("memory"):
             if rest == memory or rest.startswith(f"{memory}_"):
-                rest = rest.removeprefix(memory)
-                return algorithm + rest, Addition(memory=memory, alone=not rest)
+                return algorithm + rest.removeprefix(memory), Addition(memory=memory)
         if stack := re.fullmatch(r"stack([1-9]\d*)(_.+)?", rest):
             return algorithm + (stack[2] or ""), Addition(frames=int(stack[1]))
     return None
@@ -205,7 +195,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
     if variant is None:
         tree["algorithm"] = {"name": DEFAULT_ALGORITHM}
         return tree, f"no algorithm named: {DEFAULT_ALGORITHM} with its defaults on {environment}"
-    algorithm, suffix = _split_variant(variant)
+    algorithm, suffix = _split_variant(variant.removesuffix(DEFAULTS))
     if algorithm is None:
         presets = _presets_in(folders)
         here = [each for each in presets if each.startswith(f"{environment}:")]
@@ -223,7 +213,8 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         config: Any = config_class(catalog.algorithm_class(algorithm))
         tree["algorithm"] |= config.named_size(suffix, environment)
         words += f", and size {suffix} with what its authors learned it with,"
-    return tree, f"no preset {spec}: {words} on {environment}"
+    why = "" if variant.endswith(DEFAULTS) else f"no preset {spec}: "
+    return tree, f"{why}{words} on {environment}"
 
 
 def _split_variant(variant: str) -> tuple[str | None, str | None]:
