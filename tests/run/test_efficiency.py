@@ -122,7 +122,7 @@ def test_the_first_row_after_a_resume_counts_from_there(tmp_path):
 
 
 def test_operations_and_state_of_a_recurrent_policy_by_hand(tmp_path):
-    words = ["CartPole-v1:ppo_gru", "network.shared_torso=true", "compute.compile=off"]
+    words = ["CartPole-v1:ppo_gru_defaults", "network.shared_torso=true", "compute.compile=off"]
     run = tiny_run(tmp_path, *words, "network.memory.hidden_dim=8").run
     found = run.read_summary()["efficiency"]
     assert found["sys/state_bytes"] == 8 * 4
