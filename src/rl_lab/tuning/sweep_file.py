@@ -24,6 +24,7 @@ from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.options import Options, option, section
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
+from rl_lab.tuning.tuner import Suggestion
 
 Method = Literal["grid", "random", "tpe", "cmaes", "gp"]
 OWN = ("experiment.name", "experiment.seed", "experiment.tags")  # set by the sweep itself
@@ -94,6 +95,18 @@ class Sweep(SweepOptions):
             problems.append(f"fixed.{both[0]}: the sweep tries values of it already")
         if problems:
             raise ConfigError(problems)
+
+    def label(self, trial: Suggestion) -> str:
+        """What tells the runs of a trial from others, in their names."""
+        return f"t{trial.number:04d}"
+
+    def experiment(self, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The experiment that a trial starts from, and what it sets there."""
+        return self.base_config, {**self.fixed, **settings}
+
+    def folder(self, root: Path) -> Path:
+        """Where its journal, its logs and its report are, in the folder of all runs."""
+        return root / "sweeps" / self.name
 
 
 def read_sweep(path: Path, base: str | None = None) -> Sweep:
