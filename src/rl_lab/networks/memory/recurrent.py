@@ -1,4 +1,7 @@
-"""No memory, LSTM and GRU, written as plain cells so that they compile and honour resets.
+"""No memory, LSTM and GRU, which honour resets inside of a sequence.
+
+A step is a plain cell. A sequence is a loop over time with a backward pass of its own: autograd
+would keep a node for every small operation of every step. The compiler gets the plain cells.
 
 The contract of every memory: `sequence(x, state, resets)` equals repeated `step`, and nothing
 before a reset influences anything after it. A state is a dict of tensors with N rows.
@@ -6,10 +9,12 @@ before a reset influences anything after it. A state is a dict of tensors with N
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rl_lab.core.compiled import tracing
 from rl_lab.core.options import Options, option
 
 State = dict[str, Tensor]
@@ -80,10 +85,11 @@ class _Recurrent(nn.Module, ABC):
     def sequence(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
         """x [T, N, D]; where `resets` [T, N] is True the state is cleared before the step."""
         projected = self.input(x)  # one matmul for all time steps
-        keep = (~resets).to(x.dtype).unsqueeze(-1)
-        outputs = []
+        if not tracing.get():
+            return self._scan(projected, state, resets)
+        begins, outputs = resets.unsqueeze(-1), []
         for t in range(x.shape[0]):
-            state = {name: value * keep[t] for name, value in state.items()}
+            state = {name: value.masked_fill(begins[t], 0.0) for name, value in state.items()}
             output, state = self._cell(projected[t], state)
             outputs.append(output)
         return torch.stack(outputs), state
@@ -91,6 +97,10 @@ class _Recurrent(nn.Module, ABC):
     @abstractmethod
     def _cell(self, projected: Tensor, state: State) -> tuple[Tensor, State]:
         """One step from the projected input."""
+
+    @abstractmethod
+    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        """All steps from the projected inputs [T, N, gates × D]."""
 
 
 class LSTM(_Recurrent):
@@ -106,6 +116,14 @@ class LSTM(_Recurrent):
         cell = torch.sigmoid(forget + 1) * state["cell"] + torch.sigmoid(write) * content.tanh()
         hidden = torch.sigmoid(read) * cell.tanh()
         return hidden, {"hidden": hidden, "cell": cell}
+
+    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        opened = torch.zeros_like(self.recurrent.bias)
+        opened[self.out_dim : 2 * self.out_dim] = 1  # the forget gate
+        gates = projected + (self.recurrent.bias + opened)
+        start = (state["hidden"], state["cell"])
+        outputs, hidden, cell = LSTMScan.apply(gates, self.recurrent.weight, *start, resets)
+        return outputs, {"hidden": hidden, "cell": cell}
 
 
 class GRU(_Recurrent):
@@ -123,3 +141,176 @@ class GRU(_Recurrent):
         content = torch.tanh(in_content + reset * re_content)
         hidden = content + update * (hidden - content)
         return hidden, {"hidden": hidden}
+
+    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        weight, bias = self.recurrent.weight, self.recurrent.bias
+        outputs, hidden = GRUScan.apply(projected, weight, bias, state["hidden"], resets)
+        return outputs, {"hidden": hidden}
+
+
+class LSTMScan(torch.autograd.Function):
+    """An LSTM over time.
+
+    Its backward pass computes the slopes of all steps at once, then goes back through the states,
+    and multiplies once for the gradient of the weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """inputs [T, N, 4D] with both biases; weight [4D, D]; states [N, D]; resets [T, N]."""
+        size, transposed, start = hidden.shape[-1], weight.t(), (hidden, cell)
+        gates, cells = torch.empty_like(inputs), inputs.new_empty(*inputs.shape[:2], size)
+        squashed, outputs = torch.empty_like(cells), torch.empty_like(cells)
+        steps = zip(
+            inputs.unbind(),
+            gates.unbind(),
+            cells.unbind(),
+            squashed.unbind(),
+            outputs.unbind(),
+            _begins(resets),
+            strict=True,
+        )
+        for given, gate, cell_out, cell_tanh, output, begins in steps:
+            if begins is not None:
+                hidden, cell = hidden.masked_fill(begins, 0.0), cell.masked_fill(begins, 0.0)
+            torch.addmm(given, hidden, transposed, out=gate)
+            gate[:, : 3 * size].sigmoid_()
+            gate[:, 3 * size :].tanh_()
+            write, forget, read, content = gate.chunk(4, -1)
+            cell = torch.mul(forget, cell, out=cell_out).addcmul_(write, content)
+            hidden = torch.mul(read, torch.tanh(cell, out=cell_tanh), out=output)
+        ctx.save_for_backward(weight, *start, resets, gates, cells, squashed, outputs)
+        return outputs, hidden.clone(), cell.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_outputs: Tensor, grad_hidden: Tensor, grad_cell: Tensor) -> Any:
+        """Gradients of everything but `resets`, from the last step to the first."""
+        weight, hidden, cell, resets, gates, cells, squashed, outputs = ctx.saved_tensors
+        write, forget, read, content = gates.chunk(4, -1)
+        of_read = squashed * read * (1 - read)
+        slopes = torch.stack(
+            [
+                content * write * (1 - write),
+                _before(cells, cell, resets) * forget * (1 - forget),
+                torch.zeros_like(read),
+                write * (1 - content.square()),
+            ],
+            dim=2,
+        )  # [T, N, 4, D]: how each gate's input moves the cell
+        grad_inputs = torch.empty_like(slopes)
+        steps = zip(
+            grad_outputs.unbind(),
+            grad_inputs.unbind(),
+            slopes.unbind(),
+            (read * (1 - squashed.square())).unbind(),
+            of_read.unbind(),
+            forget.unbind(),
+            _begins(resets),
+            strict=True,
+        )
+        for grad, grad_input, slope, to_cell, to_read, keep, begins in reversed(list(steps)):
+            grad_hidden = grad_hidden + grad
+            grad_cell = torch.addcmul(grad_cell, grad_hidden, to_cell)
+            torch.mul(slope, grad_cell.unsqueeze(1), out=grad_input)
+            grad_input[:, 2] = grad_hidden * to_read
+            grad_hidden = grad_input.flatten(1) @ weight
+            grad_cell = grad_cell * keep
+            if begins is not None:
+                grad_hidden = grad_hidden.masked_fill(begins, 0.0)
+                grad_cell = grad_cell.masked_fill(begins, 0.0)
+        grad_inputs = grad_inputs.flatten(2)
+        before = _before(outputs, hidden, resets)
+        grad_weight = grad_inputs.flatten(0, 1).t() @ before.flatten(0, 1)
+        return grad_inputs, grad_weight, grad_hidden, grad_cell, None
+
+
+class GRUScan(torch.autograd.Function):
+    """A GRU over time, as `LSTMScan`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """inputs [T, N, 3D]; weight [3D, D]; bias [3D]; hidden [N, D]; resets [T, N]."""
+        size, transposed, start = hidden.shape[-1], weight.t(), hidden
+        gates = inputs.new_empty(*inputs.shape[:2], 2 * size)
+        contents, outputs = (inputs.new_empty(*inputs.shape[:2], size) for _ in range(2))
+        recurrents = torch.empty_like(inputs)
+        steps = zip(
+            inputs.unbind(),
+            recurrents.unbind(),
+            gates.unbind(),
+            contents.unbind(),
+            outputs.unbind(),
+            _begins(resets),
+            strict=True,
+        )
+        for given, recurrent, gate, content, output, begins in steps:
+            if begins is not None:
+                hidden = hidden.masked_fill(begins, 0.0)
+            torch.addmm(bias, hidden, transposed, out=recurrent)
+            torch.add(given[:, : 2 * size], recurrent[:, : 2 * size], out=gate).sigmoid_()
+            reset, update = gate.chunk(2, -1)
+            torch.addcmul(
+                given[:, 2 * size :], reset, recurrent[:, 2 * size :], out=content
+            ).tanh_()
+            hidden = torch.lerp(content, hidden, update, out=output)
+        # What the content takes from the memory, before the reset gate.
+        ctx.save_for_backward(
+            weight, start, resets, gates, contents, recurrents[:, :, 2 * size :], outputs
+        )
+        return outputs, hidden.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_outputs: Tensor, grad_hidden: Tensor) -> Any:
+        """Gradients of everything but `resets`, from the last step to the first."""
+        weight, hidden, resets, gates, contents, recalled, outputs = ctx.saved_tensors
+        before = _before(outputs, hidden, resets)
+        reset, update = gates.chunk(2, -1)
+        to_content = (1 - update) * (1 - contents.square())
+        slopes = torch.stack(
+            [
+                to_content * recalled * reset * (1 - reset),
+                (before - contents) * update * (1 - update),
+                to_content * reset,
+            ],
+            dim=2,
+        )  # [T, N, 3, D]: how each part of `hidden @ weight` moves the new state
+        grad_recurrent, arrived = torch.empty_like(slopes), torch.empty_like(contents)
+        steps = zip(
+            grad_outputs.unbind(),
+            grad_recurrent.unbind(),
+            arrived.unbind(),
+            slopes.unbind(),
+            update.unbind(),
+            _begins(resets),
+            strict=True,
+        )
+        for grad, grad_gates, total, slope, keep, begins in reversed(list(steps)):
+            torch.add(grad_hidden, grad, out=total)
+            torch.mul(slope, total.unsqueeze(1), out=grad_gates)
+            grad_hidden = torch.addmm(total * keep, grad_gates.flatten(1), weight)
+            if begins is not None:
+                grad_hidden = grad_hidden.masked_fill(begins, 0.0)
+        grad_content = to_content * arrived
+        grad_inputs = torch.cat([grad_recurrent[:, :, :2].flatten(2), grad_content], -1)
+        rows = grad_recurrent.flatten(2).flatten(0, 1)
+        grad_weight = rows.t() @ before.flatten(0, 1)
+        return grad_inputs, grad_weight, rows.sum(0), grad_hidden, None
+
+
+def _begins(resets: Tensor) -> list[Tensor | None]:
+    """For each step a mask [N, 1] of the rows that reset there; None where none does."""
+    somewhere = resets.any(1).tolist()
+    rows = resets.unsqueeze(-1).unbind()
+    return [row if any_reset else None for row, any_reset in zip(rows, somewhere, strict=True)]
+
+
+def _before(states: Tensor, start: Tensor, resets: Tensor) -> Tensor:
+    """States [T, N, D] as each step found them: those of the step before, 0 where it resets."""
+    found = torch.cat([start.unsqueeze(0), states[:-1]])
+    return found.masked_fill(resets.unsqueeze(-1), 0.0)
