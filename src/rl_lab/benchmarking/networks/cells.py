@@ -5,6 +5,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import torch
+
 from rl_lab.benchmarking.networks.matching import Match, match_width
 from rl_lab.benchmarking.networks.task_set import Task, TaskSet
 from rl_lab.config.compose import compose
@@ -106,7 +108,7 @@ def plan(tasks: TaskSet, memories: Sequence[str], by: By, tell: Tell) -> Plan:
     found = Plan([], {})
     for name, task in tasks.tasks.items():
         try:
-            _observed(_configured(task.base_config, _common(task, tasks)))
+            spec = _observed(_configured(task.base_config, _common(task, tasks)))
         except ConfigError:
             raise
         except UserError as error:  # a package is missing, or the environment
@@ -115,7 +117,7 @@ def plan(tasks: TaskSet, memories: Sequence[str], by: By, tell: Tell) -> Plan:
             continue
         for memory in memories:
             try:
-                cell = make_cell(name, memory, tasks, by)
+                cell = make_cell(name, memory, tasks, by, spec)
             except UserError as error:
                 raise UserError(f"{name}, {memory}: {error}") from error
             off = f" ({cell.parameters / tasks.parameters - 1:+.1%})" if by == "parameters" else ""
@@ -124,8 +126,11 @@ def plan(tasks: TaskSet, memories: Sequence[str], by: By, tell: Tell) -> Plan:
     return found
 
 
-def make_cell(name: str, memory: str, tasks: TaskSet, by: By) -> Cell:
-    """One cell; its width by the number of parameters, or as the set says."""
+def make_cell(name: str, memory: str, tasks: TaskSet, by: By, spec: EnvSpec) -> Cell:
+    """One cell; its width by the number of parameters, or as the set says.
+
+    `spec` is what is seen there frame by frame.
+    """
     task, kind = tasks.tasks[name], MEMORIES[memory]
     own = tasks.memories.get(memory.removesuffix(FLAWED), {})
     settings = {**_common(task, tasks), **own, **tasks.memories.get(memory, {}), **kind.settings}
@@ -136,10 +141,12 @@ def make_cell(name: str, memory: str, tasks: TaskSet, by: By) -> Cell:
         stack = {"id": "FrameStack", "frames": kind.frames}
         settings["environment.wrappers"] = [*wrappers, stack]
     config = _configured(task.base_config, settings)
-    spec = _observed(config)
+    if kind.frames > 1:
+        spec = _observed(config)
 
     def network(width: int) -> ActorCritic:
-        return ActorCritic(_of_width(config.network, kind, width), spec)
+        with torch.device("meta"):  # shapes without numbers: nothing is initialized
+            return ActorCritic(_of_width(config.network, kind, width), spec)
 
     def count(width: int) -> int:
         return sum(each.numel() for each in network(width).parameters())
