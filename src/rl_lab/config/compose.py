@@ -39,6 +39,8 @@ from rl_lab.config.documents import (
 from rl_lab.config.legacy.keys import upgrade
 from rl_lab.config.presets import (
     PRESETS,
+    Addition,
+    assembled,
     find_file,
     find_preset,
     named_preset,
@@ -91,20 +93,26 @@ def compose(
         )
 
     notes: list[str] = []
+    addition: Addition | None = None
     if config_file is not None:
         config_file = find_file(config_file)
     elif named:
         config_file = named_preset(str(named[0].value()), folders)
     elif spec is not None:
         config_file = find_preset(spec, folders)  # or a block of an environment's file, below
+        if config_file is None and (built := assembled(spec, folders)) is not None:
+            config_file, addition, said = built
+            notes.append(said)
     if spec is not None and (found := variant_of(spec, folders)) is not None:
-        config_file = found[0]
+        config_file, notes = found[0], []
         block, origins = found[1]
         config = OmegaConf.create(block)
     elif config_file is not None:
         groups = [each for each in changes if _is_group(each, [config_file.parent, *folders])]
         config, origins = _compose_file(config_file, folders, groups)
         changes = [each for each in changes if each not in groups]
+        if addition is not None:
+            origins |= dict.fromkeys(addition.add_to(config), COMMAND_LINE)
     elif run_config is not None:
         config, origins = _as_written(run_config)
     else:

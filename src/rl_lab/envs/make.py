@@ -22,18 +22,20 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.failure import located
 from rl_lab.core.protocols import VectorEnv
 from rl_lab.core.schema import EnvironmentConfig
-from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
+from rl_lab.envs import atari, bandit, dmc, envpool, mujoco, worlds
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
 from rl_lab.envs.process import ProcessVector, usable_cores
+from rl_lab.envs.spaces import describe
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
 from rl_lab.envs.worker import Make
+from rl_lab.envs.worlds.world import WorldVector
 from rl_lab.envs.wrappers import check_wrappers, wrap
 
 COUNTER_ID = "rl_lab/Counter-v0"
 FEW = 4  # environments: fewer are stepped faster one by one than as arrays
 # Native vectors that we reset and save ourselves.
-OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1", bandit.ID)
+OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1", bandit.ID, *worlds.WORLDS)
 
 # Where ids come from that Gymnasium does not know until a package is imported: how an id begins
 # -> the module, and what installs it.
@@ -62,6 +64,7 @@ if COUNTER_ID not in gym.registry:
         gym.register(id, point_goal, max_episode_steps=50, kwargs={"discrete": discrete})
     gym.register("PixelTrack-v0", "rl_lab.envs.track:PixelTrackEnv", max_episode_steps=100)
     gym.register(bandit.ID, "rl_lab.envs.bandit:Bandit")
+    worlds.register()
     dmc.register()
 
 
@@ -98,6 +101,9 @@ def make_vector(
     registered = find(config.id)
     if config.id == bandit.ID:
         return bandit.BanditVector(seeds, config.max_episode_steps, **config.kwargs)
+    if _is_world(registered):
+        one = _make(config, registered)
+        return WorldVector(one, seeds, config.id, config.max_episode_steps)
     if registered.vector_entry_point is None:
         raise UserError(
             f"'{config.id}' has no native vector: use environment.vectorization=sync (or auto)"
@@ -124,7 +130,7 @@ def resolve_vectorization(config: EnvironmentConfig, *, compiled: bool = False) 
     if config.vectorization != "auto":
         return config.vectorization
     plain = not config.wrappers and config.snapshot == "auto"
-    if plain and config.id == bandit.ID:
+    if plain and (config.id == bandit.ID or _is_world(find(config.id))):
         return "native"
     plain = plain and not config.kwargs
     plain = plain and (compiled or config.num_envs >= FEW)
@@ -137,6 +143,11 @@ def _is_gymnasiums(id: str) -> bool:
     return defined_in(registered).startswith("gymnasium.envs.classic_control") and not (
         registered.kwargs
     )
+
+
+def _is_world(registered: Registered) -> bool:
+    """Whether an environment is one of `envs/worlds`, which have a vector of their own."""
+    return defined_in(registered).startswith(worlds.__name__)
 
 
 def single_spaces(config: EnvironmentConfig) -> tuple[Space[Any], Space[Any]]:
@@ -183,6 +194,14 @@ def needed_extra(id: str) -> str | None:
     registered = gym.registry.get(id)
     origin = defined_in(registered) if registered else ""
     return next((_EXTRAS[each] for each in _EXTRAS if origin.startswith(each)), None)
+
+
+def optimum(id: str) -> float | None:
+    """Expected return of the best policy in an environment, if it is one of which that is known."""
+    registered = gym.registry.get(id)
+    if registered is None or not _is_world(registered):
+        return None
+    return describe(_make(EnvironmentConfig(id=id), registered), id).optimum
 
 
 def _letters(text: str) -> str:

@@ -463,6 +463,7 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "parameters": count_parameters(
             [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
         ),
+        "optimum": orchestrator.environment.spec.optimum,
         "snapshot_level": level,
         "resume_exact": lost == 0 and (level in EXACT or progress.resumes == 0),
         "lost_workers": lost,

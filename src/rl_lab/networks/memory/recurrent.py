@@ -163,24 +163,16 @@ class LSTMScan(torch.autograd.Function):
         size, transposed, start = hidden.shape[-1], weight.t(), (hidden, cell)
         gates, cells = torch.empty_like(inputs), inputs.new_empty(*inputs.shape[:2], size)
         squashed, outputs = torch.empty_like(cells), torch.empty_like(cells)
-        steps = zip(
-            inputs.unbind(),
-            gates.unbind(),
-            cells.unbind(),
-            squashed.unbind(),
-            outputs.unbind(),
-            _begins(resets),
-            strict=True,
-        )
-        for given, gate, cell_out, cell_tanh, output, begins in steps:
+        opened = gates[:, :, : 3 * size]  # all but the content
+        parts = (inputs, gates, opened, *gates.chunk(4, -1), cells, squashed, outputs)
+        for begins, given, gate, open_, write, forget, read, content, *out in _steps(resets, parts):
             if begins is not None:
                 hidden, cell = hidden.masked_fill(begins, 0.0), cell.masked_fill(begins, 0.0)
             torch.addmm(given, hidden, transposed, out=gate)
-            gate[:, : 3 * size].sigmoid_()
-            gate[:, 3 * size :].tanh_()
-            write, forget, read, content = gate.chunk(4, -1)
-            cell = torch.mul(forget, cell, out=cell_out).addcmul_(write, content)
-            hidden = torch.mul(read, torch.tanh(cell, out=cell_tanh), out=output)
+            open_.sigmoid_()
+            content.tanh_()
+            cell = torch.mul(forget, cell, out=out[0]).addcmul_(write, content)
+            hidden = torch.mul(read, torch.tanh(cell, out=out[1]), out=out[2])
         ctx.save_for_backward(weight, *start, resets, gates, cells, squashed, outputs)
         return outputs, hidden.clone(), cell.clone()
 
@@ -190,7 +182,7 @@ class LSTMScan(torch.autograd.Function):
         """Gradients of everything but `resets`, from the last step to the first."""
         weight, hidden, cell, resets, gates, cells, squashed, outputs = ctx.saved_tensors
         write, forget, read, content = gates.chunk(4, -1)
-        of_read = squashed * read * (1 - read)
+        to_read = squashed * read * (1 - read)
         slopes = torch.stack(
             [
                 content * write * (1 - write),
@@ -200,28 +192,21 @@ class LSTMScan(torch.autograd.Function):
             ],
             dim=2,
         )  # [T, N, 4, D]: how each gate's input moves the cell
-        grad_inputs = torch.empty_like(slopes)
-        steps = zip(
-            grad_outputs.unbind(),
-            grad_inputs.unbind(),
-            slopes.unbind(),
-            (read * (1 - squashed.square())).unbind(),
-            of_read.unbind(),
-            forget.unbind(),
-            _begins(resets),
-            strict=True,
-        )
-        for grad, grad_input, slope, to_cell, to_read, keep, begins in reversed(list(steps)):
+        parted = torch.empty_like(slopes)
+        grad_inputs = parted.flatten(2)  # the same memory
+        grad_read, to_cell = parted[:, :, 2], read * (1 - squashed.square())
+        parts = (grad_outputs, parted, grad_read, grad_inputs, slopes, to_cell, to_read, forget)
+        for begins, grad, gates_, of_read, flat, slope, cell_, read_, keep in reversed(
+            _steps(resets, parts)
+        ):
             grad_hidden = grad_hidden + grad
-            grad_cell = torch.addcmul(grad_cell, grad_hidden, to_cell)
-            torch.mul(slope, grad_cell.unsqueeze(1), out=grad_input)
-            grad_input[:, 2] = grad_hidden * to_read
-            grad_hidden = grad_input.flatten(1) @ weight
-            grad_cell = grad_cell * keep
+            grad_cell = torch.addcmul(grad_cell, grad_hidden, cell_)
+            torch.mul(slope, grad_cell.unsqueeze(1), out=gates_)
+            torch.mul(grad_hidden, read_, out=of_read)
+            grad_hidden, grad_cell = flat @ weight, grad_cell * keep
             if begins is not None:
                 grad_hidden = grad_hidden.masked_fill(begins, 0.0)
                 grad_cell = grad_cell.masked_fill(begins, 0.0)
-        grad_inputs = grad_inputs.flatten(2)
         before = _before(outputs, hidden, resets)
         grad_weight = grad_inputs.flatten(0, 1).t() @ before.flatten(0, 1)
         return grad_inputs, grad_weight, grad_hidden, grad_cell, None
@@ -239,29 +224,20 @@ class GRUScan(torch.autograd.Function):
         gates = inputs.new_empty(*inputs.shape[:2], 2 * size)
         contents, outputs = (inputs.new_empty(*inputs.shape[:2], size) for _ in range(2))
         recurrents = torch.empty_like(inputs)
-        steps = zip(
-            inputs.unbind(),
-            recurrents.unbind(),
-            gates.unbind(),
-            contents.unbind(),
-            outputs.unbind(),
-            _begins(resets),
-            strict=True,
-        )
-        for given, recurrent, gate, content, output, begins in steps:
+        # The content takes `recalled` from the memory, through the reset gate.
+        opened, recalled = recurrents.split([2 * size, size], -1)
+        parts = (recurrents, *inputs.split([2 * size, size], -1), opened, recalled)
+        parts = (*parts, gates, *gates.chunk(2, -1), contents, outputs)
+        for begins, recurrent, given, asked, open_, recall, gate, reset, update, *out in _steps(
+            resets, parts
+        ):
             if begins is not None:
                 hidden = hidden.masked_fill(begins, 0.0)
             torch.addmm(bias, hidden, transposed, out=recurrent)
-            torch.add(given[:, : 2 * size], recurrent[:, : 2 * size], out=gate).sigmoid_()
-            reset, update = gate.chunk(2, -1)
-            torch.addcmul(
-                given[:, 2 * size :], reset, recurrent[:, 2 * size :], out=content
-            ).tanh_()
-            hidden = torch.lerp(content, hidden, update, out=output)
-        # What the content takes from the memory, before the reset gate.
-        ctx.save_for_backward(
-            weight, start, resets, gates, contents, recurrents[:, :, 2 * size :], outputs
-        )
+            torch.add(given, open_, out=gate).sigmoid_()
+            content = torch.addcmul(asked, reset, recall, out=out[0]).tanh_()
+            hidden = torch.lerp(content, hidden, update, out=out[1])
+        ctx.save_for_backward(weight, start, resets, gates, contents, recalled, outputs)
         return outputs, hidden.clone()
 
     @staticmethod
@@ -280,34 +256,31 @@ class GRUScan(torch.autograd.Function):
             ],
             dim=2,
         )  # [T, N, 3, D]: how each part of `hidden @ weight` moves the new state
-        grad_recurrent, arrived = torch.empty_like(slopes), torch.empty_like(contents)
-        steps = zip(
-            grad_outputs.unbind(),
-            grad_recurrent.unbind(),
-            arrived.unbind(),
-            slopes.unbind(),
-            update.unbind(),
-            _begins(resets),
-            strict=True,
-        )
-        for grad, grad_gates, total, slope, keep, begins in reversed(list(steps)):
+        parted, arrived = torch.empty_like(slopes), torch.empty_like(contents)
+        grad_recurrent = parted.flatten(2)  # the same memory
+        parts = (grad_outputs, parted, grad_recurrent, arrived, slopes, update)
+        for begins, grad, gates_, flat, total, slope, keep in reversed(_steps(resets, parts)):
             torch.add(grad_hidden, grad, out=total)
-            torch.mul(slope, total.unsqueeze(1), out=grad_gates)
-            grad_hidden = torch.addmm(total * keep, grad_gates.flatten(1), weight)
+            torch.mul(slope, total.unsqueeze(1), out=gates_)
+            grad_hidden = torch.addmm(total * keep, flat, weight)
             if begins is not None:
                 grad_hidden = grad_hidden.masked_fill(begins, 0.0)
         grad_content = to_content * arrived
-        grad_inputs = torch.cat([grad_recurrent[:, :, :2].flatten(2), grad_content], -1)
-        rows = grad_recurrent.flatten(2).flatten(0, 1)
+        grad_inputs = torch.cat([parted[:, :, :2].flatten(2), grad_content], -1)
+        rows = grad_recurrent.flatten(0, 1)
         grad_weight = rows.t() @ before.flatten(0, 1)
         return grad_inputs, grad_weight, rows.sum(0), grad_hidden, None
 
 
-def _begins(resets: Tensor) -> list[Tensor | None]:
-    """For each step a mask [N, 1] of the rows that reset there; None where none does."""
-    somewhere = resets.any(1).tolist()
-    rows = resets.unsqueeze(-1).unbind()
-    return [row if any_reset else None for row, any_reset in zip(rows, somewhere, strict=True)]
+def _steps(resets: Tensor, parts: tuple[Tensor, ...]) -> list[Any]:
+    """For each step: a mask [N, 1] of the rows that reset there, None if none; then the parts."""
+    begins = [
+        row if any_reset else None
+        for row, any_reset in zip(
+            resets.unsqueeze(-1).unbind(), resets.any(1).tolist(), strict=True
+        )
+    ]
+    return list(zip(begins, *(part.unbind() for part in parts), strict=True))
 
 
 def _before(states: Tensor, start: Tensor, resets: Tensor) -> Tensor:
