@@ -53,6 +53,7 @@ def envs(
     if not text:
         say("\nneeds: pip install 'rl-lab[NAME]' brings what those environments are made of")
         for start, package, installed in families():
-            where = f"rl-lab envs {start}" if installed else f"pip install '{package}'"
+            quoted = package if package.startswith("-") else f"'{package}'"
+            where = f"rl-lab envs {start.split(', ')[0]}" if installed else f"pip install {quoted}"
             say(f"more: {start} environments ({where})")
     return 0

@@ -22,7 +22,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.failure import located
 from rl_lab.core.protocols import VectorEnv
 from rl_lab.core.schema import EnvironmentConfig
-from rl_lab.envs import atari, bandit, dmc, envpool, mujoco, worlds
+from rl_lab.envs import atari, bandit, dmc, envpool, minigrid, mujoco, worlds
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
 from rl_lab.envs.process import ProcessVector, usable_cores
@@ -37,13 +37,22 @@ FEW = 4  # environments: fewer are stepped faster one by one than as arrays
 # Native vectors that we reset and save ourselves.
 OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1", bandit.ID, *worlds.WORLDS)
 
+# It pins an old Gymnasium, and works with this one.
+_MEMORY_GYM = ("memory_gym", "--no-deps memory-gym==1.0.2")
+
 # Where ids come from that Gymnasium does not know until a package is imported: how an id begins
 # -> the module, and what installs it.
 _PACKAGES = {
     "ALE": ("ale_py", "'rl-lab[atari]'"),
-    "BabyAI": ("minigrid", "minigrid"),
-    "MiniGrid": ("minigrid", "minigrid"),
+    "BabyAI": ("minigrid", "'rl-lab[minigrid]'"),
+    "MiniGrid": ("minigrid", "'rl-lab[minigrid]'"),
+    "Endless": _MEMORY_GYM,
+    "MortarMayhem": _MEMORY_GYM,
+    "MortarMayhemB": _MEMORY_GYM,
+    "MysteryPath": _MEMORY_GYM,
+    "SearingSpotlights": _MEMORY_GYM,
     "Vizdoom": ("vizdoom", "vizdoom"),
+    "popgym": ("popgym", "'rl-lab[popgym]'"),
 }
 
 # Where an environment's code lives -> the extra of ours that installs what it needs.
@@ -52,6 +61,8 @@ _EXTRAS = {
     "gymnasium.envs.mujoco": "mujoco",
     "rl_lab.envs.dmc": "dmc",
     "ale_py": "atari",
+    "minigrid": "minigrid",
+    "popgym": "popgym",
 }
 _OWN = "; for one of your own: --plugin FILE.py, or module:Id"
 _REPLAYED = "gymnasium.envs.box2d"  # deterministic, and its memory cannot be read
@@ -183,9 +194,12 @@ def list_environments(text: str = "") -> list[str]:
 
 def families() -> list[tuple[str, str, bool]]:
     """Ids that only a search lists: how they begin, what installs them, and if that is done."""
+    starts: dict[tuple[str, str], list[str]] = {}
+    for start, package in _PACKAGES.items():
+        starts.setdefault(package, []).append(start)
     return [
-        (start, package.strip("'"), importlib.util.find_spec(module) is not None)
-        for start, (module, package) in _PACKAGES.items()
+        (", ".join(each), package.strip("'"), importlib.util.find_spec(module) is not None)
+        for (module, package), each in starts.items()
     ]
 
 
@@ -328,13 +342,20 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
         if defined_in(registered).startswith("gymnasium.envs.mujoco"):
             mujoco.route_messages()  # some models are complained about while they are made
         # Gymnasium's own checker costs time at every step; ours is `rl-lab check env`.
+        mission_words = arguments.pop("mission_words", None) if _has_words(registered) else None
         env = gym.make(registered, disable_env_checker=True, **arguments)
+        if minigrid.has_mission(env):
+            env = minigrid.MissionTokens(env, mission_words)
     except (gym.error.Error, ImportError, TypeError) as error:
         raise _explained(config, registered, error) from error
     if mujoco.is_data(getattr(env.unwrapped, "data", None)):
         mujoco.route_messages()
         env = mujoco.NoSilentReset(env, config.id)
     return env
+
+
+def _has_words(registered: Registered) -> bool:
+    return defined_in(registered).startswith("minigrid.")
 
 
 def _make_native(

@@ -48,7 +48,7 @@ def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: s
         limit = registered.kwargs.get("max_episode_steps", limit)  # `make_vec` puts it there
     own: Any = env.unwrapped
     if limit is None:  # an environment that ends its episodes itself
-        limit = getattr(own, "max_steps", None)
+        limit = getattr(own, "max_episode_steps", None)
     seen = Frames(observation, f"the observation space of '{id}'").space
     return EnvSpec(
         id=id,

@@ -54,7 +54,7 @@ class WorldEnv(gym.Env[Array, np.int64]):
         self.render_mode = render_mode
         self.observation_space = self.world.observation_space
         self.action_space = self.world.action_space
-        self.optimum, self.max_steps = self.world.optimum, self.world.max_steps
+        self.optimum, self.max_episode_steps = self.world.optimum, self.world.max_steps
         self.state: State = {}
         self.elapsed = 0
 
@@ -76,7 +76,7 @@ class WorldEnv(gym.Env[Array, np.int64]):
         self.state, reward, ended = self.world.move(self.state, np.array([action]), uniform)
         self.elapsed += 1
         terminated = bool(ended[0])
-        truncated = not terminated and self.elapsed == self.max_steps
+        truncated = not terminated and self.elapsed == self.max_episode_steps
         return self.world.observe(self.state)[0], float(reward[0]), terminated, truncated, {}
 
 

@@ -20,7 +20,13 @@ from rl_lab.envs.wrappers.discrete import (
     OneHotObservation,
 )
 from rl_lab.envs.wrappers.image import Crop, Grayscale, Resize
-from rl_lab.envs.wrappers.observation import MaskObservation, ScaleObservation
+from rl_lab.envs.wrappers.observation import (
+    MaskObservation,
+    NoisyObservation,
+    PositionOnly,
+    ScaleObservation,
+    VelocityOnly,
+)
 from rl_lab.envs.wrappers.reward import CountBonus, RewardShape
 from rl_lab.envs.wrappers.start import SkipStart
 from rl_lab.envs.wrappers.time import ActionRepeat, FrameSkip, FrameStack, TimeAware
@@ -36,7 +42,9 @@ __all__ = [
     "FrameStack",
     "Grayscale",
     "MaskObservation",
+    "NoisyObservation",
     "OneHotObservation",
+    "PositionOnly",
     "RescaleAction",
     "Resize",
     "RewardShape",
@@ -44,6 +52,7 @@ __all__ = [
     "SkipStart",
     "StickyActions",
     "TimeAware",
+    "VelocityOnly",
     "WrapperBlock",
     "check_wrappers",
     "wrap",
