@@ -78,6 +78,9 @@ class PPOConfig(AlgorithmConfig):
     )
     value_coefficient: float = option(0.5, "weight of the value loss")
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
+    reconstruction_coefficient: float = option(
+        0.0, "with a memory: weight of the loss of reconstructing the observation from it", low=0
+    )
     max_grad_norm: float = option(0.5, "largest norm of a gradient", above=0)
     target_kl: float | None = option(
         None, "stop a rollout's updates beyond this KL (off if null)", above=0
@@ -97,6 +100,8 @@ class PPOConfig(AlgorithmConfig):
         """Problems that only show together with the rest of the configuration."""
         rows = self.rollout_steps * run.environment.num_envs
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
+        if self.reconstruction_coefficient != 0 and run.network.memory.type == "none":
+            return ["reconstruction_coefficient needs a memory, such as network.memory.type=trxl"]
         if self.rollout_steps % length:
             return [f"sequence_length {length} does not divide rollout_steps {self.rollout_steps}"]
         if self.batch_size is not None and not 0 < self.batch_size <= rows:
@@ -215,7 +220,7 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The objective of one minibatch (eq. 9): the rows, or with a memory the sequences, `index`."""
     rows = take(rollout, index, axis=int(model.has_memory))
-    policy, value = model(rows[OBS], rows[STATE], rows.get(RESET))
+    policy, value, reconstruction = model.evaluate(rows[OBS], rows[STATE], rows.get(RESET))
     advantage = normalize(rows[ADVANTAGE]) if normalize_batch else rows[ADVANTAGE]
     policy_loss, metrics = clipped_surrogate(
         policy.log_prob(rows[ACTION]), rows[LOG_PROB], advantage, hyper["clip_range"]
@@ -228,6 +233,9 @@ def ppo_loss(
     if bonus is not None:
         loss = loss - bonus * entropy
     parts = {"policy_loss": policy_loss, "value_loss": critic_loss, "entropy": entropy}
+    if reconstruction is not None:
+        loss = loss + hyper["reconstruction_coefficient"] * reconstruction
+        parts["reconstruction_loss"] = reconstruction
     return loss, parts | metrics, {}
 
 
@@ -248,9 +256,10 @@ class PPO(Algorithm):
         super().initialize(context)
         run, config = context.config, self.config
         mode = normalize_mode(run.environment.normalize_obs)
-        model = ActorCritic(run.network, context.spec, mode).to(context.device)
+        reconstructs = config.reconstruction_coefficient != 0
+        model = ActorCritic(run.network, context.spec, mode, reconstructs=reconstructs)
         self.learner = Learner(
-            model,
+            model.to(context.device),
             partial(ppo_loss, normalize_batch=config.normalize_advantages == "batch"),
             config.optimizer,
             compile=run.compute.compile == "on",
@@ -369,6 +378,9 @@ class PPO(Algorithm):
             for name in ("clip_range", "value_clip", "value_coefficient", "entropy_coefficient")
             if (value := getattr(now, name)) is not None
         }
+        if self.model.decoders:
+            weight = torch.tensor(now.reconstruction_coefficient, device=device)
+            hyper["reconstruction_coefficient"] = weight
         if self.config.entropy_coefficient == 0:
             del hyper["entropy_coefficient"]  # no bonus, no gradient of it
         rate = self.learner.rates(now.learning_rate, now.learning_rates)

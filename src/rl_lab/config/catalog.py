@@ -47,6 +47,7 @@ BUILT_INS = {
         "auto": "rl_lab.networks.encoder:AutoEncoder",
         "conv": "rl_lab.networks.cnn:ConvEncoder",
         "impala": "rl_lab.networks.cnn:ImpalaCNN",
+        "kan": "rl_lab.networks.kan:KANEncoder",
         "mlp": "rl_lab.networks.mlp:MLPEncoder",
         "mlp_large": "rl_lab.networks.mlp:MLPLarge",
         "mlp_medium": "rl_lab.networks.mlp:MLPMedium",

@@ -116,6 +116,9 @@ class Learner:
         }
         self.names, self.parameters = list(chosen), list(chosen.values())
         self.sizes = [parameter.numel() for parameter in self.parameters]
+        kept = undecayed(module) if config.weight_decay else set()
+        self._decays = [name not in kept for name in self.names]
+        self._is_fusible = config.name in FUSED and all(self._decays)
         self._buffers = dict(module.named_buffers())  # statistics, which change between updates
         self.tensors: dict[str, Tensor] = {**chosen, **self._buffers}  # all that a forward reads
         flat = flatten_parameters(self.parameters)
@@ -245,15 +248,31 @@ class Learner:
         clipped = gradient * (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if self._optimizer is not None:
             new = self._torch_step(state, clipped, finite, rate)
-        elif corrections is None and not rate.dim() and config.name in FUSED:
-            # The fused kernel has Adam only, with one learning rate.
+        elif corrections is None and not rate.dim() and self._is_fusible:
+            # The fused kernel has Adam only, with one learning rate and one weight decay.
             new = adam_in_place(state, clipped, finite, config, learning_rate=rate)
         else:
             corrections = corrections or bias_corrections(state.updates, config)
-            new = adam(state, clipped, finite, config, corrections=corrections, learning_rate=rate)
+            new = adam(
+                state,
+                clipped,
+                finite,
+                config,
+                corrections=corrections,
+                learning_rate=rate,
+                weight_decay=self._weight_decay(state.flat),
+            )
         metrics = {name: value.detach() for name, value in found.metrics.items()}
         aux = {name: value.detach() for name, value in found.aux.items()}
         return new, Update(loss, norm, metrics, aux, gradient)
+
+    def _weight_decay(self, flat: Tensor) -> Tensor | float:
+        """Of every parameter, or 0 where a network asks for none."""
+        decay = self.config.weight_decay
+        if all(self._decays):
+            return decay
+        pairs = zip(self.sizes, self._decays, strict=True)
+        return torch.cat([flat.new_full((size,), decay * decays) for size, decays in pairs])
 
     def _torch_step(
         self, state: AdamState, gradient: Tensor, finite: Tensor, rate: Tensor
@@ -414,6 +433,15 @@ class Learner:
 
 
 FUSED = ("adam", "adamw")
+
+
+def undecayed(module: nn.Module) -> set[str]:
+    """Names of parameters without weight decay: those that a submodule lists in `undecayed`."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, each in module.named_modules()
+        for name in getattr(each, "undecayed", ())
+    }
 
 
 class _LossModule(nn.Module):

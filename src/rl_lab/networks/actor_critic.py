@@ -24,7 +24,7 @@ from rl_lab.core.tree import picked
 from rl_lab.networks.cnn import is_image
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.memory.episodes import with_last_frames
-from rl_lab.networks.mlp import linear, mlp
+from rl_lab.networks.mlp import as_vector, linear, mlp, vector_size
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
 _IMAGES_AT_ONCE = 1024  # rows of a rollout that are looked at in one go
@@ -95,7 +95,12 @@ class ActorCritic(nn.Module):
     """Policy and value function of one observation space and one action space."""
 
     def __init__(
-        self, config: NetworkConfig, spec: EnvSpec, normalize_obs: NormalizeObs = "off"
+        self,
+        config: NetworkConfig,
+        spec: EnvSpec,
+        normalize_obs: NormalizeObs = "off",
+        *,
+        reconstructs: bool = False,
     ) -> None:
         super().__init__()
         self.has_memory = config.memory.type != "none"
@@ -110,6 +115,10 @@ class ActorCritic(nn.Module):
         self.actor = PolicyHead(config.actor, width, spec.action, config.log_std_init)
         self.critic_hidden = mlp(width, config.critic.hidden_dims, config.critic.activation)
         self.critic = linear([width, *config.critic.hidden_dims][-1], 1, gain=1.0)
+        self.space = spec.observation
+        decoders = roles if reconstructs else ()
+        size = picture_size(spec.observation)
+        self.decoders = nn.ModuleDict({role: linear(width, size, 1.0) for role in decoders})
 
     def initial_state(self, batch: int) -> State:
         """What every memory starts an episode with."""
@@ -148,6 +157,16 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Obs, state: State, resets: Tensor | None) -> tuple[Distribution, Tensor]:
         """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
+        policy, value, _ = self.evaluate(obs, state, resets)
+        return policy, value
+
+    def evaluate(
+        self, obs: Obs, state: State, resets: Tensor | None
+    ) -> tuple[Distribution, Tensor, Tensor | None]:
+        """`forward`, and half the squared error of what the decoders make of the features.
+
+        None without decoders.
+        """
         mask, obs = self._mask(obs), self.normalizer(obs)
         features = {
             role: torso.sequence(obs, state[role], resets)
@@ -156,7 +175,12 @@ class ActorCritic(nn.Module):
             for role, torso in self.torsos.items()
         }
         policy = self.actor(features[self.actor_torso], mask)
-        return policy, self._value(features[self.critic_torso])
+        value = self._value(features[self.critic_torso])
+        if not self.decoders:
+            return policy, value, None
+        seen = as_picture(self.space, obs)
+        errors = [(decode(features[role]) - seen) for role, decode in self.decoders.items()]
+        return policy, value, 0.5 * torch.stack(errors).square().mean()
 
     def unroll(
         self,
@@ -239,6 +263,25 @@ def check_mask(spec: EnvSpec) -> bool:
     if shape != (count,):
         raise UserError(f"'{spec.id}' has an action_mask of shape {shape} for {count} actions")
     return True
+
+
+def _shown(space: Observation) -> dict[str, Space]:
+    parts = dict(space.parts) if isinstance(space, Dict) else {"": space}
+    return {name: part for name, part in parts.items() if name != ACTION_MASK}
+
+
+def picture_size(space: Observation) -> int:
+    """How many numbers `as_picture` has."""
+    return sum(vector_size(part) for part in _shown(space).values())
+
+
+def as_picture(space: Observation, obs: Obs) -> Tensor:
+    """An observation [..., *obs] as the numbers [..., D] to reconstruct; bytes become 0 to 1."""
+    vectors = []
+    for name, part in _shown(space).items():
+        vector = as_vector(part, obs[name] if name else obs)
+        vectors.append(vector / 255 if is_image(part) else vector)
+    return torch.cat(vectors, -1)
 
 
 def _sees_images(space: Observation) -> bool:

@@ -114,6 +114,8 @@ class Mixer(nn.Module, ABC):
 class MambaMixer(Mixer):
     """Selective state space: one decay for each channel and number of its state."""
 
+    undecayed = ("log_decay", "skip", "dt.bias")  # no weight decay: it would change time scales
+
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
         channels, size = config.expand * config.dim, config.d_state
@@ -229,6 +231,8 @@ def looped_scan(
 
 class Mamba2Mixer(Mixer):
     """State space duality: one decay for each head, so that time steps become matrix products."""
+
+    undecayed = ("log_decay", "skip", "dt_bias")  # as in Mamba
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
