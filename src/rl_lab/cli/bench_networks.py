@@ -108,7 +108,7 @@ def networks(
 
 def _show(ended: "Ended", as_json: bool) -> int:
     """Print the tables; the exit code."""
-    from rl_lab.benchmarking.networks.page import COLUMNS, cells_of
+    from rl_lab.benchmarking.networks.page import cells_of, filled
     from rl_lab.benchmarking.networks.results import rows, to_tree
     from rl_lab.cli.printing import say, say_json, table
 
@@ -119,7 +119,7 @@ def _show(ended: "Ended", as_json: bool) -> int:
         for task in dict.fromkeys(cell["task"] for cell in results.cells):
             own = [row for row in rows(results) if row.task == task]
             shown = [cells_of(row, len(results.seeds)) for row in own]
-            say(f"\n{task}\n{table(shown, COLUMNS)}")
+            say(f"\n{task}\n{table(shown, filled(shown))}")
         if missing := results.missing():
             say(f"\nstill to be run: {len(missing)} runs; the same command goes on from here")
         say(f"report: {ended.folder / 'report.html'}")

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ from rl_lab.records.commit import write_atomically
 
 COLUMNS = (
     "memory", "return (last)", "95 % interval", "best", "steps to threshold", "steps/s",
-    "update ms", "latency ms", "state bytes", "peak RAM GB", "parameters",
+    "update ms", "latency ms", "MFLOPs", "state bytes", "peak RAM GB", "parameters",
 )  # fmt: skip
 BAR, LENGTH = 24.0, 300.0
 SPEEDS: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
@@ -86,14 +86,20 @@ def table(own: Sequence[Row], results: Results) -> Grid:
         "update ms": _best([row.timing.get(UPDATE) for row in own], min),
         "latency ms": _best([row.timing.get(LATENCY) for row in own], min),
     }
+    cells = [cells_of(row, len(results.seeds)) for row in own]
+    columns = filled(cells)
     lines = []
-    for row in own:
+    for row, texts in zip(own, cells, strict=True):
         values = {"return (last)": row.last, "steps/s": row.timing.get(STEPS)}
         values |= {"update ms": row.timing.get(UPDATE), "latency ms": row.timing.get(LATENCY)}
-        cells = cells_of(row, len(results.seeds))
         strong = {key for key, value in values.items() if value is not None and value == top[key]}
-        lines.append([Strong(cells[key]) if key in strong else cells[key] for key in COLUMNS])
-    return Grid(COLUMNS, lines)
+        lines.append([Strong(texts[key]) if key in strong else texts[key] for key in columns])
+    return Grid(columns, lines)
+
+
+def filled(cells: Sequence[Mapping[str, str]]) -> list[str]:
+    """The columns in which something stands."""
+    return [name for name in COLUMNS if any(each[name] for each in cells)]
 
 
 def cells_of(row: Row, seeds: int) -> dict[str, str]:
@@ -111,6 +117,7 @@ def cells_of(row: Row, seeds: int) -> dict[str, str]:
         "steps/s": _number(row.timing.get(STEPS)),
         "update ms": _number(row.timing.get(UPDATE)),
         "latency ms": _number(row.timing.get(LATENCY)),
+        "MFLOPs": _number(row.decision_mflops),
         "state bytes": f"{row.state_bytes:,}",
         "peak RAM GB": _number(row.ram_gb),
         "parameters": f"{row.parameters:,}",
@@ -122,7 +129,7 @@ def to_csv(results: Results) -> str:
     file = io.StringIO()
     names = ["task", "memory", "seeds", "last", "last_low", "last_high", "best", "best_low",
              "best_high", "reached", "steps_to_threshold", "parameters", "state_bytes", "ram_gb",
-             STEPS, UPDATE, LATENCY]  # fmt: skip
+             "decision_mflops", STEPS, UPDATE, LATENCY]  # fmt: skip
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
     for row in rows(results):
@@ -221,6 +228,7 @@ def _method(results: Results) -> list[str]:
         "steps to threshold: the first evaluation at or above it, median over the seeds with one",
         "steps/s, update, latency: measured alone, in turns with the other memories of the task; "
         "latency is one step of all environments",
+        "MFLOPs: floating-point operations of one decision of one environment",
         "peak RAM: the largest resident size of a training process, the libraries included",
     ]
     if commits:

@@ -38,6 +38,7 @@ class Record:
     best: float  # and of the policy that was best in the evaluations
     curve: list[list[float]]  # evaluations: step, return
     ram_gb: float | None = None
+    decision_mflops: float | None = None  # of one decision of one environment
     wall_seconds: float | None = None
     commit: str | None = None  # of the code that ran
     changed: bool = False  # whether that code had changes since
@@ -96,6 +97,7 @@ class Row:
     parameters: int
     state_bytes: int
     ram_gb: float | None
+    decision_mflops: float | None
     timing: Mapping[str, float]  # medians: steps_per_second, update_ms, latency_ms
 
 
@@ -172,7 +174,7 @@ def record_of(run: RunDirectory, cell: Mapping[str, Any], seed: int) -> Record |
     curve = read_curves(run.metrics_file, [RETURN]).get(RETURN)
     if curve is None or "last" not in test:
         return None
-    git = _git(run)
+    git, costs = _git(run), summary.get("efficiency") or {}
     return Record(
         task=cell["task"],
         memory=cell["memory"],
@@ -182,7 +184,8 @@ def record_of(run: RunDirectory, cell: Mapping[str, Any], seed: int) -> Record |
         last=test["last"]["return_mean"],
         best=test.get("best", test["last"])["return_mean"],
         curve=_points(thinned(curve)),
-        ram_gb=(summary.get("efficiency") or {}).get("sys/ram_gb"),
+        ram_gb=costs.get("sys/ram_gb"),
+        decision_mflops=costs.get("sys/decision_mflops"),
         wall_seconds=summary.get("wall_time"),
         commit=(git.get("sha") or "")[:12] or None,
         changed=bool(git.get("dirty")),
@@ -200,6 +203,7 @@ def rows(results: Results) -> list[Row]:
         last = np.array([each.last for each in own])
         best = np.array([each.best for each in own])
         ram = [each.ram_gb for each in own if each.ram_gb is not None]
+        mflops = [each.decision_mflops for each in own if each.decision_mflops is not None]
         timing = results.timing.get(f"{task}-{memory}", {})
         found.append(
             Row(
@@ -216,6 +220,7 @@ def rows(results: Results) -> list[Row]:
                 parameters=cell["parameters"],
                 state_bytes=cell["state_bytes"],
                 ram_gb=max(ram, default=None),
+                decision_mflops=max(mflops, default=None),
                 timing={name: each["median"] for name, each in timing.items()},
             )
         )
