@@ -115,7 +115,7 @@ def torch_operations(function: Callable[[], object]) -> int:
 
 
 def collecting(run) -> Callable[[], object]:
-    return lambda: run.workflow.collect_step(0, phase=PHASE)
+    return lambda: run.algorithm.collect_step(0, phase=PHASE)
 
 
 @pytest.mark.parametrize("env", map(installed_case, COLLECT))
@@ -146,7 +146,7 @@ def test_a_gradient_step(tiny, env):
     assert LOG_PROB in batch
 
     def update():
-        run.workflow.update(batch, phase=PHASE)
+        run.algorithm.update(batch, phase=PHASE)
 
     update()
     calls = python_calls(update) / MINIBATCHES
@@ -158,7 +158,7 @@ def test_a_gradient_step(tiny, env):
 def replay_run(tiny, name: str) -> tuple[Callable[[], object], Callable[[], object]]:
     """A call that collects 8 steps, and one that takes 8 gradient steps."""
     run = tiny(f"Pendulum-v1:{name}_none", *REPLAY)
-    algorithm, buffer = run.workflow, run.buffers["replay"]
+    algorithm, buffer = run.algorithm, run.buffers["replay"]
     phase = {"name": "train", "type": "online", "step": 0, "buffer": None}
 
     def collect():
@@ -185,7 +185,7 @@ def rollout_run(tiny) -> tuple[Callable[[], object], Callable[[], object]]:
     run = tiny("CartPole-v1:ppo_none", *MATCHED)
     collect = collecting(run)
     batch = collect().trajectory
-    return collect, lambda: run.workflow.update(batch, phase=PHASE)
+    return collect, lambda: run.algorithm.update(batch, phase=PHASE)
 
 
 @pytest.mark.parametrize("name", CROSSED)
@@ -206,8 +206,8 @@ def test_the_loop_around_it(tiny):
     for clock in run.clocks.values():
         clock.period = 10**9
     collected = collecting(run)()
-    learned = run.workflow.update(collected.trajectory, phase=PHASE)
-    run.workflow.collect_step = lambda *words, **options: collected
+    learned = run.algorithm.update(collected.trajectory, phase=PHASE)
+    run.algorithm.collect_step = lambda *words, **options: collected
     run.hooks["update"] = lambda *words, **options: learned
 
     def cycle():
@@ -223,7 +223,7 @@ def test_nothing_waits_for_a_number(tiny):
     """No `.item()` and no comparison on the host between two minibatches."""
     run = tiny("CartPole-v1:ppo_none", *MATCHED)
     batch = collecting(run)().trajectory
-    rows, _ = run.workflow._credit(batch, run.workflow.config)
+    rows, _ = run.algorithm._credit(batch, run.algorithm.config)
     seen = []
 
     class Watch(TorchDispatchMode):
@@ -232,6 +232,6 @@ def test_nothing_waits_for_a_number(tiny):
             return operation(*args, **(kwargs or {}))
 
     with Watch():
-        run.workflow._learn(rows, run.workflow.config)
+        run.algorithm._learn(rows, run.algorithm.config)
     assert not [name for name in seen if "_local_scalar_dense" in name]
     assert torch.is_grad_enabled()

@@ -51,7 +51,8 @@ def test_a_run_ends_at_its_budget(
 
 def test_a_last_rollout_is_one_minibatch_at_least_and_the_overshoot_is_told(tmp_path: Path) -> None:
     # Four sequences of 16 in 4 minibatches: 68 leaves one step, and four are collected.
-    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_gru", "training.total_timesteps=68")
+    words = ["algorithm.batch_size=null", "training.total_timesteps=68"]
+    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_gru", *words)
     assert outcome.summary["env_steps"] == 80
     assert (
         "WARNING: the run ends after 80 steps, not after total_timesteps 68: "

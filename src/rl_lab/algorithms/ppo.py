@@ -1,7 +1,7 @@
 """PPO: clipped policy gradient with GAE (Schulman et al. 2017, arXiv:1707.06347).
 
 Reads top to bottom: config, losses, algorithm. Departures from the paper: advantages may be
-normalised; the value loss may be clipped; old log-probs and values are computed by the learner in
+normalized; the value loss may be clipped; old log-probs and values are computed by the learner in
 one pass over the rollout, so the first ratio is 1 whatever forward collected the data; with a
 memory, minibatches are sequences that start from the state which that pass had there.
 """
@@ -29,12 +29,13 @@ from rl_lab.core.batch import (
     Action,
     Batch,
     Metrics,
+    Obs,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase, Policy
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
@@ -64,7 +65,7 @@ class PPOConfig(AlgorithmConfig):
     sequence_length: int | None = option(
         None, "with a memory: steps that gradients flow through (default: the whole rollout)", low=1
     )
-    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    learning_rate: float = option(3e-4, "step size of the optimizer", above=0)
     learning_rates: dict[str, float] = option(
         {}, "other step sizes by parameter name pattern, e.g. {'critic*': 1e-3}", low=0
     )
@@ -86,9 +87,9 @@ class PPOConfig(AlgorithmConfig):
         None, "stop a rollout's updates beyond this KL (off if null)", above=0
     )
     normalize_advantages: Literal["batch", "rollout", "off"] = option(
-        "batch", "centre and scale advantages per minibatch, per rollout, or not"
+        "batch", "center and scale advantages per minibatch, per rollout, or not"
     )
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimizer's own settings")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -96,7 +97,7 @@ class PPOConfig(AlgorithmConfig):
         if self.minibatches is not None and self.batch_size is not None:
             raise ValueError("give minibatches or batch_size, not both")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         rows = self.rollout_steps * run.environment.num_envs
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
@@ -117,7 +118,7 @@ class PPOConfig(AlgorithmConfig):
             return [f"batch_size {self.batch_size} does not divide the rollout's {rows} rows"]
         return []
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """Gradient steps of a whole run: what compiling them would have to repay."""
         rows = self.rollout_steps * run.environment.num_envs
         return run.training.total_timesteps / rows * self.epochs * self.minibatch_count(rows)
@@ -132,7 +133,7 @@ class PPOConfig(AlgorithmConfig):
         for count in range(self.minibatches or 4, 0, -1):
             yield replace(self, minibatches=count, batch_size=None)
 
-    def choices(self, run: Any) -> dict[str, Any]:
+    def choices(self, run: RunConfig) -> dict[str, Any]:
         """What is chosen where nothing is said, if it is not what a default says."""
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
         said = length in (1, self.rollout_steps, self.sequence_length)
@@ -206,8 +207,8 @@ def value_loss(
 
 def normalize(advantage: Tensor) -> Tensor:
     """Zero mean and unit deviation; all zeros when there is nothing to tell apart."""
-    centred = advantage - advantage.mean()
-    return centred / (centred.square().mean().sqrt() + 1e-8)
+    centered = advantage - advantage.mean()
+    return centered / (centered.square().mean().sqrt() + 1e-8)
 
 
 def ppo_loss(
@@ -251,7 +252,7 @@ class PPO(Algorithm):
     }
     config: PPOConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its optimizer, and bind the streams of random numbers."""
         super().initialize(context)
         run, config = context.config, self.config
@@ -280,7 +281,7 @@ class PPO(Algorithm):
         """The network that is trained and acts."""
         return cast(ActorCritic, self.learner.module)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 

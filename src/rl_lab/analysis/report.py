@@ -68,6 +68,7 @@ def write_report(directory: RunDirectory) -> list[Path]:
     blocks: list[Block] = [
         *_what(run),
         *_results(run, curves, display),
+        *_costs(run, display),
         *_pictured(drawing),
         *_checkpoint(run),
         *_videos(directory.path),
@@ -147,6 +148,15 @@ def _what(run: Run) -> list[Block]:
     }
     rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
     return [Heading("What was run"), Grid(["", ""], rows)]
+
+
+def _costs(run: Run, display: Display) -> list[Block]:
+    costs = run.summary.get("efficiency") or {}
+    rows = [
+        [name, f"{display[name].text(costs[name])} {display[name].unit}".rstrip()]
+        for name in display.ordered(costs)
+    ]
+    return [Heading("What it cost"), Grid(["", ""], rows)] if rows else []
 
 
 def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Block]:

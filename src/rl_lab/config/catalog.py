@@ -10,10 +10,11 @@ from typing import Any
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.failure import located
+from rl_lab.core.schema import AlgorithmConfig
 
 BUILT_INS = {
     "workflow": {
-        "brownian": "rl_lab.algorithms.brownian:BrownianWorkflow",
+        "brownian": "rl_lab.algorithms.brownian:Brownian",
         "dqn": "rl_lab.algorithms.dqn:DQN",
         "dreamer_v1": "rl_lab.algorithms.dreamer.dreamer:DreamerV1",
         "dreamer_v2": "rl_lab.algorithms.dreamer.dreamer:DreamerV2",
@@ -24,7 +25,7 @@ BUILT_INS = {
         "ppo": "rl_lab.algorithms.ppo:PPO",
         "q_learning": "rl_lab.algorithms.tabular:QLearning",
         "r2d2": "rl_lab.algorithms.r2d2:R2D2",
-        "random": "rl_lab.algorithms.random:RandomWorkflow",
+        "random": "rl_lab.algorithms.random:RandomPolicy",
         "sac": "rl_lab.algorithms.sac:SAC",
         "sarsa": "rl_lab.algorithms.tabular:Sarsa",
         "sql": "rl_lab.algorithms.sql:SQL",
@@ -110,7 +111,7 @@ for kind, targets in BUILT_INS.items():
     registry.declare(kind, targets)
 
 
-def workflow_class(algorithm: Any) -> Any:
+def algorithm_class(algorithm: AlgorithmConfig | str) -> Any:
     """The class behind a validated `algorithm` block, or behind a registered name."""
     if isinstance(algorithm, str):
         return registry.get("workflow", algorithm)

@@ -59,7 +59,7 @@ FEWEST_EVALUATIONS = 5  # of a run that is shorter than its file says
 
 @dataclass(frozen=True)
 class Composed:
-    """A plain tree, where each value came from, and what the user should be told."""
+    """A plain tree, where each value came from, and notes for the user."""
 
     tree: dict[str, Any]
     origins: Origins
@@ -144,7 +144,7 @@ def compose(
     return Composed(tree, origins, notes, replaced)
 
 
-def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: Any) -> None:
+def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: object) -> None:
     """A file's interval of evaluations is for its own total: a much shorter run chooses another."""
     training, evaluation = tree.get("training"), tree.get("evaluation")
     if not (isinstance(training, dict) and isinstance(evaluation, dict)):
@@ -239,7 +239,7 @@ def _read_all(file: Path, places: Sequence[Path], seen: set[Path]) -> None:
 
 @contextmanager
 def _hydra(places: Sequence[Path]) -> Iterator[str]:
-    """Hydra on these folders, first match wins; whatever was initialised before is put back."""
+    """Hydra on these folders, first match wins; whatever was initialized before is put back."""
     before, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     quoted = ",".join("'file://{}'".format(str(each).replace("'", "\\'")) for each in places[1:])
     try:
@@ -340,7 +340,7 @@ def _resolved(config: DictConfig, origins: Mapping[str, Origin]) -> dict[str, An
     return {str(key): each for key, each in tree.items()}
 
 
-def _add(*terms: Any) -> Any:
+def _add(*terms: object) -> Any:
     """`${add:a,b}`."""
     return sum(terms)
 

@@ -184,6 +184,11 @@ def _split_addition(variant: str) -> tuple[str, Addition] | None:
 
 def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], str]:
     """An algorithm's defaults on an environment, from the two names alone, and a note of it."""
+    if spec.startswith(":") or spec.endswith(":"):
+        side = "environment" if spec.startswith(":") else "algorithm"
+        raise UserError(
+            f"'{spec}' names no {side}: write ENV:ALGORITHM, as in CartPole-v1:{DEFAULT_ALGORITHM}"
+        )
     environment, variant = split_spec(spec)
     tree: dict[str, Any] = {"version": 1, "environment": {"id": environment}}
     if variant is None:
@@ -204,7 +209,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         tree["network"] = {"memory": {"type": suffix}}
         words += f" and {suffix} memory"
     elif suffix:
-        config: Any = config_class(catalog.workflow_class(algorithm))
+        config: Any = config_class(catalog.algorithm_class(algorithm))
         tree["algorithm"] |= config.named_size(suffix, environment)
         words += f", and size {suffix} with what its authors learned it with,"
     return tree, f"no preset {spec}: {words} on {environment}"
@@ -226,6 +231,6 @@ def _split_variant(variant: str) -> tuple[str | None, str | None]:
 
 def _sizes(algorithm: str) -> tuple[str, ...]:
     """The named sizes that an algorithm has, if any."""
-    config = config_class(catalog.workflow_class(algorithm))
+    config = config_class(catalog.algorithm_class(algorithm))
     names = get_args(get_type_hints(config).get("size")) if config else ()
     return tuple(name for name in names if name != "own")

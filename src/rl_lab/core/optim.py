@@ -43,7 +43,7 @@ class OptimizerConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LaPropConfig(OptimizerConfig):
-    """LaProp with adaptive gradient clipping: the optimiser of Dreamer v3."""
+    """LaProp with adaptive gradient clipping: the optimizer of Dreamer v3."""
 
     name: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = option(
         "laprop", "adamw has decoupled weight decay; laprop averages gradients after scaling them"

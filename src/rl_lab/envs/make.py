@@ -25,6 +25,7 @@ from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import atari, bandit, dmc, envpool, minigrid, mujoco, worlds
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
+from rl_lab.envs.contract import check_signature
 from rl_lab.envs.process import ProcessVector, usable_cores
 from rl_lab.envs.spaces import describe
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
@@ -149,7 +150,7 @@ def resolve_vectorization(config: EnvironmentConfig, *, compiled: bool = False) 
 
 
 def _is_gymnasiums(id: str) -> bool:
-    """False if somebody has registered a task of their own under the name of a classic one."""
+    """False if another package has registered a task under the name of a classic one."""
     registered = find(id)
     return defined_in(registered).startswith("gymnasium.envs.classic_control") and not (
         registered.kwargs
@@ -241,10 +242,21 @@ def find(id: str) -> Registered:
         if any(each.name == name for each in registry.plugins("env")):
             registry.get("env", name)  # one that does not load says so here, in one line
         return gym.registry[name]
+    if module and name not in gym.registry:
+        raise UserError(_not_in_module(module, name))
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
 
 
-def _is_environment(item: Any) -> bool:
+def _not_in_module(module: str, name: str) -> str:
+    """An environment that a module neither registers nor defines, and those that it does define."""
+    there = [each for each, item in vars(sys.modules[module]).items() if _is_environment(item)]
+    line = f"{module}.py was imported and has no environment '{name}'"
+    if there:
+        return f"{line}: it has {', '.join(there)}"
+    return f"{line}: register it there, or define a class of this name that is a gymnasium.Env"
+
+
+def _is_environment(item: object) -> bool:
     return isinstance(item, type) and issubclass(item, gym.Env)
 
 
@@ -348,6 +360,7 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
             env = minigrid.MissionTokens(env, mission_words)
     except (gym.error.Error, ImportError, TypeError) as error:
         raise _explained(config, registered, error) from error
+    check_signature(env.unwrapped, config.id)
     if mujoco.is_data(getattr(env.unwrapped, "data", None)):
         mujoco.route_messages()
         env = mujoco.NoSilentReset(env, config.id)

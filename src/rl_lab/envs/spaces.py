@@ -18,7 +18,7 @@ from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Observ
 from rl_lab.envs import atari
 
 Convert = Callable[[Array], Array]
-_SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a grey image
+_SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a gray image
 # Wrappers whose `step` shows every observation as it is inside, by module.
 _SEE_THROUGH = {
     "gymnasium.core": ("Wrapper", "ActionWrapper", "RewardWrapper"),

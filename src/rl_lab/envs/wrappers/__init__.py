@@ -5,7 +5,7 @@ their state is in plain attributes, where `rl_lab.envs.snapshot` finds it.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -103,7 +103,7 @@ def _load(block: WrapperBlock) -> tuple[Any, dict[str, Any]]:
     return wrapper, {key: getattr(checked, key) for key in arguments}
 
 
-def _refused(id: str, wrapper: Any, error: Exception) -> UserError:
+def _refused(id: str, wrapper: Callable[..., object], error: Exception) -> UserError:
     """What a wrapper did not like, and what it takes."""
     parameters = ", ".join(list(inspect.signature(wrapper).parameters)[1:]) or "no arguments"
     problems = ", ".join(str(error).splitlines())
