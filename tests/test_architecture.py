@@ -63,7 +63,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
     "tuning": NUMBERS | {"optuna", "yaml"},
-    "benchmarking": NUMBERS | {"matplotlib", "yaml"},
+    "benchmarking": NUMBERS | {"matplotlib"},
 }
 
 # The files that write to disk, and what. Everything else goes through `records/commit.py`.

@@ -338,6 +338,7 @@ def test_a_tiny_benchmark_from_end_to_end(tmp_path: Path, capsys):
     # Other settings under the same name would mix what cannot be compared.
     assert main([*words, "--seeds", "1", "--steps", "64"]) == 2
     assert "was begun with other settings" in capsys.readouterr().err
+    assert len(read_results(folder / "results.json").records) == 4  # as it was
     assert main(["bench", "networks", "--report", str(folder)]) == 0
 
 

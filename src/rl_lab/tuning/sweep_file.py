@@ -112,6 +112,17 @@ class Sweep(SweepOptions):
 def read_sweep(path: Path, base: str | None = None) -> Sweep:
     """The sweep in a file, or a shipped one by its name; `base`: the experiment, if not in it."""
     path = _shipped(path)
+    tree = read_block(path, "a sweep: it needs base_config and sweep")
+    try:
+        return parse_sweep({"name": path.stem, **tree}, path.parent, base)
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {each}" for each in error.problems]) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError([f"{path}: {error}"]) from error
+
+
+def read_block(path: Path, what: str) -> Mapping[str, Any]:
+    """The block that a YAML file is; `UserError` if it is not `what` it should be."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -119,13 +130,8 @@ def read_sweep(path: Path, base: str | None = None) -> Sweep:
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, Mapping):
-        raise UserError(f"{path} is not a sweep: it needs base_config and sweep")
-    try:
-        return parse_sweep({"name": path.stem, **tree}, path.parent, base)
-    except ConfigError as error:
-        raise ConfigError([f"{path}: {each}" for each in error.problems]) from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError([f"{path}: {error}"]) from error
+        raise UserError(f"{path} is not {what}")
+    return tree
 
 
 def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None = None) -> Sweep:

@@ -1,11 +1,11 @@
 """The benchmark of memories from its request to its report: plan, run, time, write."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast, get_args
 
-from rl_lab.benchmarking.networks.cells import DEFAULT, By, Cell, plan
+from rl_lab.benchmarking.networks.cells import DEFAULT, By, Cell, Tell, plan
 from rl_lab.benchmarking.networks.page import write_page
 from rl_lab.benchmarking.networks.results import (
     FILE,
@@ -16,14 +16,13 @@ from rl_lab.benchmarking.networks.results import (
     with_records,
     write_results,
 )
-from rl_lab.benchmarking.networks.running import make_benchmark, run_benchmark
+from rl_lab.benchmarking.networks.running import make_benchmark, make_driver, remember
 from rl_lab.benchmarking.networks.task_set import SMALLEST, TaskSet, read_set
 from rl_lab.benchmarking.networks.timing import time_cells
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.records.commit import make_directory
-from rl_lab.tuning.driver import Look
+from rl_lab.tuning.driver import Look, alone
 
-Tell = Callable[[str], None]
 FOLDER = "benchmarks"  # in the folder of all runs
 SECONDS = 0.3  # of each measurement of speed
 
@@ -97,15 +96,18 @@ def run(
     if dry_run:
         return None
     make_directory(folder)
-    write_results(results, file)
     benchmark = make_benchmark(name, cells, request.seeds, request.jobs)
-    driver, complete = run_benchmark(benchmark, folder, tell, look, known)
-    results = collect(results, folder)
-    write_results(results, file)
-    if complete and (untimed := untimed_cells(cells, results)) and request.repeats:
-        timing = time_cells(untimed, repeats=request.repeats, seconds=SECONDS, tell=tell)
-        results = replace(results, timing={**results.timing, **timing})
-    keep(results, folder, request.output)
+    with alone(folder):
+        remember(benchmark, folder)  # refused before anything is changed
+        write_results(results, file)
+        driver = make_driver(benchmark, folder, tell, look, known)
+        complete = driver.run()
+        results = collect(results, folder)
+        write_results(results, file)
+        if complete and (untimed := untimed_cells(cells, results)) and request.repeats:
+            timing = time_cells(untimed, repeats=request.repeats, seconds=SECONDS, tell=tell)
+            results = replace(results, timing={**results.timing, **timing})
+        keep(results, folder, request.output)
     return Ended(results, folder, driver.stopped)
 
 

@@ -20,12 +20,10 @@ from rl_lab.networks.actor_critic import ActorCritic
 from rl_lab.run.build import make_environment
 
 Settings = dict[str, Any]
-Tell = Callable[[str], object]
+Tell = Callable[[str], None]
 By = Literal["parameters", "width"]
 WIDEST = 4096
 FLAWED = "_flawed"
-
-
 HEADS = ("network.actor.hidden_dims", "network.critic.hidden_dims")
 DIM = ("network.memory.dim",)
 HIDDEN_DIM = ("network.memory.hidden_dim",)
@@ -167,15 +165,6 @@ def make_cell(name: str, memory: str, tasks: TaskSet, by: By, spec: EnvSpec) -> 
 def configured(cell: Cell, seed: int = 0) -> RunConfig:
     """The configuration of one run of a cell."""
     return _configured(cell.base_config, cell.settings | {"experiment.seed": seed})
-
-
-def with_steps(tasks: TaskSet, steps: int | None) -> TaskSet:
-    """The same tasks for as many environment steps each."""
-    if steps is None:
-        return tasks
-    return replace(
-        tasks, tasks={name: replace(each, steps=steps) for name, each in tasks.tasks.items()}
-    )
 
 
 def _common(task: Task, tasks: TaskSet) -> Settings:

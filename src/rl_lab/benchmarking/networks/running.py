@@ -13,9 +13,9 @@ from typing import Any
 from rl_lab.benchmarking.networks.cells import Cell, Settings
 from rl_lab.config.values import as_override
 from rl_lab.core.errors import UserError
-from rl_lab.records.commit import make_directory, write_atomically
+from rl_lab.records.commit import write_atomically
 from rl_lab.records.files import read_object
-from rl_lab.tuning.driver import Driver, Look, Tell, alone
+from rl_lab.tuning.driver import Driver, Look, Tell
 from rl_lab.tuning.space import Choice, Space
 from rl_lab.tuning.sweep_file import Sweep
 from rl_lab.tuning.tuner import Suggestion, Tuner
@@ -64,29 +64,24 @@ def make_benchmark(name: str, cells: list[Cell], seeds: tuple[int, ...], jobs: i
     )
 
 
-def run_benchmark(
+def make_driver(
     benchmark: Benchmark,
     folder: Path,
     tell: Tell,
     look: Look | None = None,
     known: Mapping[tuple[str, int], float] | None = None,
-) -> tuple[Driver, bool]:
-    """Begin, or go on. `known` are returns by label and seed that need not be run again here."""
-    make_directory(folder)
-    with alone(folder):
-        remember(benchmark, folder)
-        own = [
-            as_override("experiment.tags", [f"benchmark:{benchmark.name}"]),
-            as_override("logging.report", False),
-            as_override("logging.tensorboard", False),
-        ]
-        tuner = Tuner(benchmark.space, method="grid", name=benchmark.name)
-        elsewhere = {
-            f"{benchmark.name}-{label}-s{seed}": value
-            for (label, seed), value in (known or {}).items()
-        }
-        driver = Driver(benchmark, folder, tell, tuner, own, look, elsewhere)
-        return driver, driver.run()
+) -> Driver:
+    """The driver of a sweep. `known` are returns by label and seed that need not be run again."""
+    own = [
+        as_override("experiment.tags", [f"benchmark:{benchmark.name}"]),
+        as_override("logging.report", False),
+        as_override("logging.tensorboard", False),
+    ]
+    tuner = Tuner(benchmark.space, method="grid", name=benchmark.name)
+    elsewhere = {
+        f"{benchmark.name}-{label}-s{seed}": value for (label, seed), value in (known or {}).items()
+    }
+    return Driver(benchmark, folder, tell, tuner, own, look, elsewhere)
 
 
 def remember(benchmark: Benchmark, folder: Path) -> None:

@@ -15,12 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rl_lab.config.presets import find_file, search_folders
 from rl_lab.core.checker import check
 from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.options import Options, option
+from rl_lab.tuning.sweep_file import read_block
 
 FOLDER = "benchmark"  # of a config folder
 SMALLEST = "cpu"  # the size that the file itself describes
@@ -110,14 +109,7 @@ class TaskSet(SetOptions):
 def read_set(file: Path) -> TaskSet:
     """The set in a file, or a shipped one by its name."""
     path = _shipped(file)
-    try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(tree, Mapping):
-        raise UserError(f"{path} is not a set of tasks: it needs tasks")
+    tree = read_block(path, "a set of tasks: it needs tasks")
     try:
         return parse_set(tree, path.stem)
     except ConfigError as error:

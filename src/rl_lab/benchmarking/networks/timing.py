@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from rl_lab.algorithms.base import Workflow
-from rl_lab.benchmarking.collect import PHASE, collecting
+from rl_lab.algorithms.base import Algorithm
+from rl_lab.benchmarking.collect import collecting
 from rl_lab.benchmarking.measure import Tell, interleave, silent, spread
 from rl_lab.benchmarking.networks.cells import Cell, configured
-from rl_lab.benchmarking.update import updating
+from rl_lab.benchmarking.update import filled, updating
 from rl_lab.collect.collector import to_tensor
 from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import UserError
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 
 STEPS, UPDATE, LATENCY = "steps_per_second", "update_ms", "latency_ms"
 
@@ -52,40 +52,36 @@ def _job(cell: Cell, seconds: float, open_ones: ExitStack) -> Callable[[], Measu
     config = resolve(replace(config, compute=replace(config.compute, compile="off")))
     context = make_context(config)
     open_ones.callback(context.train_environment.close)
-    workflow = make_workflow(config, context)
-    if len(workflow.hooks) != 1:
-        raise UserError(f"{config.algorithm.name} has {len(workflow.hooks)} updates, not one")
-    hook = workflow.hooks[0]
-    result = workflow.collect_step(0, phase=PHASE)
-    buffer = next(iter(context.buffers.values()))
-    assert result.trajectory is not None
-    buffer.add(result.trajectory)
-    batch = workflow.sample(buffer, hook=hook, phase=PHASE)
-    update = updating(workflow, hook, batch, seconds)
-    collect = collecting(workflow, seconds)
-    act = _acting(workflow, seconds)
+    algorithm = make_algorithm(config, context)
+    hooks = algorithm.hooks
+    if len(hooks) != 1:
+        raise UserError(f"{config.algorithm.name} has {len(hooks)} updates, not one")
+    update = updating(algorithm, hooks[0], filled(algorithm, hooks[0]), seconds)
+    collect = collecting(algorithm, seconds)
+    act = _acting(algorithm, seconds)
+    steps = algorithm.collect_steps * context.train_environment.num_envs
 
     def job() -> Measures:
         updates, collected, latency = update(), collect(), act()
-        rollout = result.steps / collected + 1 / updates  # seconds of a rollout and its update
-        return Measures(result.steps / rollout, 1e3 / updates, latency)
+        rollout = steps / collected + 1 / updates  # seconds of a rollout and its update
+        return Measures(steps / rollout, 1e3 / updates, latency)
 
     job()  # warm up
     return job
 
 
-def _acting(workflow: Workflow, seconds: float) -> Callable[[], float]:
+def _acting(algorithm: Algorithm, seconds: float) -> Callable[[], float]:
     """A job that gives milliseconds per step of all environments: observation to action."""
-    obs = workflow.context.initial_observation
-    if not workflow.acts_on_arrays:
-        obs = to_tensor(obs, workflow.context.device)
-    count = workflow.context.train_environment.num_envs
+    obs = algorithm.context.initial_observation
+    if not algorithm.acts_on_arrays:
+        obs = to_tensor(obs, algorithm.context.device)
+    count = algorithm.context.train_environment.num_envs
 
     def job() -> float:
-        state, taken = workflow.initial_state(count), 0
+        state, taken = algorithm.initial_state(count), 0
         started = time.perf_counter()
         while (spent := time.perf_counter() - started) < seconds or not taken:
-            state = workflow.act(obs, state, deterministic=False).state
+            state = algorithm.act(obs, state, deterministic=False).state
             taken += 1
         return 1e3 * spent / taken
 
