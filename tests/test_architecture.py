@@ -42,7 +42,8 @@ LAYERS: dict[str, set[str]] = {
     "api": L3 | {"analysis", "objects"},
     "objects": L3,
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
-    **{name: L3 | {"api", name} for name in ("ui", "hub", "benchmarking")},
+    **{name: L3 | {"api", name} for name in ("ui", "hub")},
+    "benchmarking": L3 | {"api", "analysis", "tuning", "algorithms.base", "benchmarking"},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
