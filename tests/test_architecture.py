@@ -39,10 +39,11 @@ LAYERS: dict[str, set[str]] = {
     "run": L3,
     "tuning": L3 | {"tuning"},
     "analysis": L3 | {"analysis", "algorithms.dreamer"},  # it draws what world models imagine
-    "api": L3 | {"analysis", "objects"},
+    "hub": L3 | {"analysis", "hub"},  # below the interface, which loads what it downloads
+    "api": L3 | {"analysis", "objects", "hub"},
     "objects": L3,
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
-    **{name: L3 | {"api", name} for name in ("ui", "hub", "benchmarking")},
+    **{name: L3 | {"api", name} for name in ("ui", "benchmarking")},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
@@ -62,6 +63,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
     "tuning": NUMBERS | {"optuna", "yaml"},
+    "hub": NUMBERS | {"yaml", "huggingface_hub", "onnx", "wandb_workspaces"},
     "benchmarking": NUMBERS | {"matplotlib"},
 }
 

@@ -22,7 +22,8 @@ from rl_lab.analysis.document import (
 )
 from rl_lab.analysis.export import blocks_of
 from rl_lab.analysis.groups import Run, load_run
-from rl_lab.analysis.plots import comparison_chart, described, run_chart
+from rl_lab.analysis.plots import comparison_chart, described, main_chart
+from rl_lab.analysis.statistics import normal_interval
 from rl_lab.config.tree import leaves, to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import UserError
@@ -38,13 +39,11 @@ from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.source import read_provenance
 
 NAME = "report"
-PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
 EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only linked to
 EMBEDDED_TOTAL = 25_000_000  # of all films: the page can still be sent by mail
 SHOWN_ALERTS = 50
 SPARKS = 40  # blocks of a curve in text
 PRINTING = ("--json", "--progress-lines", "-q", "--quiet")
-NORMAL_95 = 1.96  # standard errors of a 95 % interval
 
 
 class ReportSink(Sink):
@@ -64,7 +63,8 @@ def write_report(directory: RunDirectory) -> list[Path]:
     run, display = load_run(directory), load_display()
     curves = read_curves(directory.metrics_file, thin=True)
     title = f"{run.task} {run.algorithm}, seed {run.seed}"
-    drawing = _drawn(title, curves)
+    chart = main_chart(title, curves)
+    drawing = to_svg(chart) if chart else ""
     blocks: list[Block] = [
         *_what(run),
         *_results(run, curves, display),
@@ -109,16 +109,6 @@ def _write(folder: Path, title: str, blocks: Sequence[Block], drawing: str) -> l
     return [folder / name for name in data]
 
 
-def _drawn(title: str, curves: Mapping[str, Curve]) -> str:
-    """The main curves; empty without one."""
-    panels = {
-        name: {each: curves[each] for each in names if each in curves}
-        for name, names in PANELS.items()
-    }
-    panels = {name: lines for name, lines in panels.items() if lines}
-    return to_svg(run_chart(title, panels)) if panels else ""
-
-
 def _pictured(drawing: str) -> list[Block]:
     return [Heading("Curves"), Drawing("curves", f"{NAME}.svg", drawing)] if drawing else []
 
@@ -152,9 +142,9 @@ def _what(run: Run) -> list[Block]:
 def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Block]:
     rows = []
     for which, test in (run.summary.get("test") or {}).items():
-        half = NORMAL_95 * test["return_std"] / max(test["episodes"] - 1, 1) ** 0.5
         mean = test["return_mean"]
-        value = f"{mean:,.1f} [{mean - half:,.1f}, {mean + half:,.1f}]"
+        low, high = normal_interval(mean, test["return_std"], test["episodes"])
+        value = f"{mean:,.1f} [{low:,.1f}, {high:,.1f}]"
         note = f"95 % interval over {test['episodes']} unseen episodes, of this one seed"
         rows.append([f"test return of the {which} policy", value, note])
     for name in display.ordered(curves):

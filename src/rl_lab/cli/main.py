@@ -27,6 +27,7 @@ from rl_lab.cli.imagine import imagine
 from rl_lab.cli.list_runs import list_runs
 from rl_lab.cli.play import play
 from rl_lab.cli.printing import prints_to_stderr
+from rl_lab.cli.publish import publish
 from rl_lab.cli.replay_crash import replay_crash
 from rl_lab.cli.report import report
 from rl_lab.cli.show import show
@@ -59,6 +60,9 @@ GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
         "report": report,
         "compare": compare,
         "export": export,
+    },
+    "Publish": {
+        "publish": publish,
     },
     "Keep runs in order": {
         "tag": tag,
