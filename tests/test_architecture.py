@@ -55,7 +55,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control", "envpool"},
     "records": NUMBERS | {"safetensors", "yaml", "pandas"},
     "display": NUMBERS
-    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"},
+    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"}
+    | {"wandb_workspaces"},
     "config": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "run": NUMBERS | {"yaml"},
     "cli": {"typer", "yaml", "torch"},
@@ -63,7 +64,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
     "tuning": NUMBERS | {"optuna", "yaml"},
-    "hub": NUMBERS | {"yaml", "huggingface_hub", "onnx", "wandb_workspaces"},
+    "hub": NUMBERS | {"yaml", "gymnasium", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"},
     "benchmarking": NUMBERS | {"matplotlib"},
 }
 

@@ -469,6 +469,7 @@ def load_policy(
     runs_dir: Folder | None = None,
     device: str | None = None,
     trust: bool = False,
+    warn: Callable[[str], None] = python_warning,
 ) -> Policy:
     """Load a trained policy, ready to act.
 
@@ -477,12 +478,13 @@ def load_policy(
         runs_dir: Where runs live.
         device: Where it computes, such as `cpu` or `cuda`; that of the run if not given.
         trust: Import code that the run names, although this user did not make the run.
+        warn: Called with a sentence about each damaged checkpoint that was skipped.
 
     Returns:
         The policy: `act(obs)` gives actions.
     """
     name, root = _find_policy(reference, runs_dir, trust)
-    return Policy.of(policy.load(name, root, device=device, trust=trust, warn=python_warning))
+    return Policy.of(policy.load(name, root, device=device, trust=trust, warn=warn))
 
 
 def runs(*, runs_dir: Folder | None = None, **filters: Any) -> list[dict[str, Any]]:

@@ -16,18 +16,19 @@ from rl_lab.analysis.document import (
     Heading,
     Items,
     Media,
+    More,
     Paragraph,
     to_html,
     to_markdown,
 )
 from rl_lab.analysis.export import blocks_of
 from rl_lab.analysis.groups import Run, load_run
-from rl_lab.analysis.plots import comparison_chart, described, main_chart
+from rl_lab.analysis.plots import PANELS, comparison_chart, described, main_chart, run_chart
 from rl_lab.analysis.statistics import normal_interval
 from rl_lab.config.tree import leaves, to_tree
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import UserError
-from rl_lab.display.chart import to_svg
+from rl_lab.display.chart import Chart, to_svg
 from rl_lab.display.metric_style import Display, load_display
 from rl_lab.display.sinks import Sink
 from rl_lab.records.checkpoint import CheckpointStore
@@ -64,53 +65,63 @@ def write_report(directory: RunDirectory) -> list[Path]:
     curves = read_curves(directory.metrics_file, thin=True)
     title = f"{run.task} {run.algorithm}, seed {run.seed}"
     chart = main_chart(title, curves)
-    drawing = to_svg(chart) if chart else ""
     blocks: list[Block] = [
         *_what(run),
         *_results(run, curves, display),
-        *_pictured(drawing),
+        *_pictured(chart),
+        *_more(curves, display),
         *_checkpoint(run),
         *_videos(directory.path),
         *_settings(run),
         *_alerts(run),
         *_reproduce(run),
     ]
-    return _write(directory.path, f"{title} ({run.id})", blocks, drawing)
+    return _write(directory.path, f"{title} ({run.id})", blocks, chart)
 
 
 def write_group_report(runs: Sequence[Run], folder: Path, keys: Sequence[str] = ()) -> list[Path]:
     """Write the report of several runs into a folder of their own; the files."""
     display = load_display()
     found = compare(runs, keys=keys, display=display)
-    drawing = to_svg(comparison_chart(found))
+    chart = comparison_chart(found)
     rows = [
         [run.id, run.task, run.algorithm, str(run.seed), str(run.summary.get("status")), _best(run)]
         for run in runs
     ]
     blocks: list[Block] = [
-        *_pictured(drawing),
+        *_pictured(chart),
         *blocks_of(found, display),
         Heading("Runs"),
         Grid(["id", "task", "algorithm", "seed", "status", "best"], rows),
         Heading("Run it again"),
         Code("\n".join(dict.fromkeys(_command(run) for run in runs))),
     ]
-    return _write(folder, described(found), blocks, drawing)
+    return _write(folder, described(found), blocks, chart)
 
 
-def _write(folder: Path, title: str, blocks: Sequence[Block], drawing: str) -> list[Path]:
+def _write(folder: Path, title: str, blocks: Sequence[Block], chart: Chart | None) -> list[Path]:
     data = {
         f"{NAME}.md": to_markdown(title, blocks).encode(),
         f"{NAME}.html": to_html(title, blocks).encode(),
-        **({f"{NAME}.svg": drawing.encode()} if drawing else {}),
+        **({f"{NAME}.svg": to_svg(chart).encode()} if chart else {}),
     }
     for name, each in data.items():
         write_atomically(folder / name, each)
     return [folder / name for name in data]
 
 
-def _pictured(drawing: str) -> list[Block]:
-    return [Heading("Curves"), Drawing("curves", f"{NAME}.svg", drawing)] if drawing else []
+def _pictured(chart: Chart | None) -> list[Block]:
+    return [Heading("Curves"), Drawing("curves", f"{NAME}.svg", chart)] if chart else []
+
+
+def _more(curves: Mapping[str, Curve], display: Display) -> list[Block]:
+    """A small chart of each further metric."""
+    main = {name for names in PANELS.values() for name in names}
+    names = [name for name in display.ordered(curves) if name not in main]
+    if not names:
+        return []
+    chart = run_chart("", {name: {name: curves[name]} for name in names})
+    return [More(f"{len(names)} more metrics", chart)]
 
 
 def _what(run: Run) -> list[Block]:

@@ -155,7 +155,7 @@ def _draw(found: "Comparison", plot: Path, display: "Display") -> None:
     elif plot.suffix == ".svg":
         save(to_svg(chart), plot)
     else:
-        blocks = [Drawing("curves", "curves.svg", to_svg(chart)), *blocks_of(found, display)]
+        blocks = [Drawing("curves", "curves.svg", chart), *blocks_of(found, display)]
         save(to_html(described(found), blocks), plot)
 
 

@@ -23,6 +23,7 @@ from rl_lab.cli.config import config
 from rl_lab.cli.envs import envs
 from rl_lab.cli.evaluate import evaluate
 from rl_lab.cli.export import export
+from rl_lab.cli.export_policy import export_policy
 from rl_lab.cli.imagine import imagine
 from rl_lab.cli.list_runs import list_runs
 from rl_lab.cli.play import play
@@ -36,6 +37,7 @@ from rl_lab.cli.sweep import sweep
 from rl_lab.cli.tag import tag
 from rl_lab.cli.train import train
 from rl_lab.cli.verify import verify
+from rl_lab.cli.wandb_dashboard import wandb_dashboard
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
@@ -63,6 +65,8 @@ GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
     },
     "Publish": {
         "publish": publish,
+        "export-policy": export_policy,
+        "wandb-dashboard": wandb_dashboard,
     },
     "Keep runs in order": {
         "tag": tag,

@@ -9,7 +9,6 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from rl_lab.analysis.document import (
     Block,
     Code,
-    Drawing,
     Grid,
     Heading,
     Media,
@@ -115,7 +114,7 @@ def _blocks(facts: Published) -> list[Block]:
     if facts.film is not None:
         pictures.append(Media("the policy at play", facts.film, None))
     if facts.image is not None:
-        pictures.append(Drawing("learning curves of this seed", facts.image, ""))
+        pictures.append(Media("learning curves of this seed", facts.image, None))
     policy = f'policy = rl_lab.load_policy("{facts.reference}")'
     load = f"import rl_lab\n\n{policy}\naction = policy.act(obs)"
     training: list[Block] = [Code(facts.command)] if facts.command else []
