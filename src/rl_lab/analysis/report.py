@@ -66,12 +66,12 @@ def write_report(directory: RunDirectory) -> list[Path]:
     title = f"{run.task} {run.algorithm}, seed {run.seed}"
     chart = main_chart(title, curves)
     blocks: list[Block] = [
-        *_what(run),
         *_results(run, curves, display),
         *_pictured(chart),
         *_more(curves, display),
-        *_checkpoint(run),
         *_videos(directory.path),
+        *_what(run),
+        *_checkpoint(run),
         *_settings(run),
         *_alerts(run),
         *_reproduce(run),

@@ -58,7 +58,9 @@ def compare(
     scale: Scale = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="draw curves and profiles: .svg, .html or .png"),
+        typer.Option(
+            "--plot", "--html", metavar="FILE", help="draw curves and profiles: .svg, .html or .png"
+        ),
     ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,

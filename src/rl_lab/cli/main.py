@@ -20,6 +20,7 @@ from rl_lab.cli.arguments import SETTINGS
 from rl_lab.cli.cleanup import cleanup
 from rl_lab.cli.compare import compare
 from rl_lab.cli.config import config
+from rl_lab.cli.demo import demo
 from rl_lab.cli.envs import envs
 from rl_lab.cli.evaluate import evaluate
 from rl_lab.cli.export import export
@@ -47,6 +48,7 @@ MAKE_ROOM = "make room, or choose another folder with --runs-dir"
 # The commands as `rl-lab --help` lists them; an app has subcommands.
 GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
     "Train": {
+        "demo": demo,
         "train": train,
         "sweep": sweep,
         "config": config,

@@ -198,7 +198,7 @@
     smooth.oninput = () => { view.smoothing = Number(smooth.value); redraw(); };
     log.onchange = () => { view.log = log.checked; redraw(); };
     reset.onclick = () => { view.range = null; redraw(); };
-    figure.querySelector("svg.still")?.remove();
+    figure.querySelector(".still").remove();
     redraw();
   });
 })();

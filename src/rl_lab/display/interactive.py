@@ -27,8 +27,7 @@ STYLE = f"""
 @media (prefers-color-scheme: dark) {{
   :root {{ {DARK_COLORS} --rule: #30363d; --grey: #9aa7b4; --ground: #14191f; }}
 }}
-.plot script {{ display: none }}
-.plot svg.still {{ max-width: 100%; height: auto }}
+.still svg {{ max-width: 100%; height: auto }}
 .bar {{ display: flex; flex-wrap: wrap; gap: 0.4rem 1.2rem; align-items: center;
        font-size: 0.85rem; color: var(--grey); margin: 0.5rem 0 }}
 .bar input {{ vertical-align: middle }}
@@ -61,7 +60,7 @@ STYLE = f"""
 
 def figure(chart: Chart) -> str:
     """The element of a page: the still picture, and the data beside it."""
-    still = to_svg(chart).replace("<svg", '<svg class="still"', 1)
+    still = f'<div class="still">{to_svg(chart)}</div>'
     return f'<figure class="plot">{still}{data_block(to_data(chart))}</figure>'
 
 
