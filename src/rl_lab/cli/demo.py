@@ -48,6 +48,7 @@ def demo(
     root = runs_dir or Path(tempfile.mkdtemp(prefix="rl-lab-demo-"))
     train = ["train", SPEC, f"training.total_timesteps={steps}", "--seed", "1"]
     train += [f"checkpoint.every_steps={steps // 10}"]
+    say(f"The commands below are those you would type after: export RL_LAB_RUNS={root}")
     _stage(1, f"train PPO on CartPole-v1 for {steps:,} steps", train)
     first = _train_and_kill(train, root, steps // 3)
     _stage(2, "resume it where its newest checkpoint is", ["train", "--resume", first.id])

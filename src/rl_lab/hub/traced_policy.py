@@ -5,7 +5,7 @@ the environment takes it, the next state, and probabilities on request. The norm
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -81,10 +81,12 @@ class TracedPolicy(nn.Module):
         state = _nested(dict(zip(self.memory, inputs[count:], strict=True)))
         decided = self.algorithm.greedy(obs, state if self.memory else None)
         after = dict(flat(decided.state)) if self.memory else {}
-        outputs = [self._own_units(decided.action), *(after[path] for path in self.memory)]
-        if self.probabilities:
-            outputs.append(decided.extras[PROBABILITIES])
-        return tuple(outputs)
+        more = [decided.extras[PROBABILITIES]] if self.probabilities else []
+        outputs = [decided.action, *(after[path] for path in self.memory), *more]
+        if not all(isinstance(each, Tensor) for each in outputs):
+            raise TypeError("they do not act by tensors alone")
+        action, *others = cast(list[Tensor], outputs)
+        return (self._own_units(action), *others)
 
     def _named(self, prefix: str) -> list[str]:
         return ["_".join((prefix, *path)) for path in self.memory]
@@ -107,7 +109,7 @@ def check_tensors(policy: TracedPolicy, algorithm: str) -> None:
     """One decision, to say in one line what cannot be exported."""
     try:
         with torch.no_grad():
-            outputs = policy(*policy.example(2))
+            policy(*policy.example(2))
     except KeyError as error:
         if error.args != (PROBABILITIES,):
             raise
@@ -116,10 +118,6 @@ def check_tensors(policy: TracedPolicy, algorithm: str) -> None:
         raise UserError(
             f"{algorithm} policies cannot be exported: {str(error).splitlines()[0]}"
         ) from error
-    if not all(isinstance(each, Tensor) for each in outputs):
-        raise UserError(
-            f"{algorithm} policies cannot be exported: they do not act by tensors alone"
-        )
 
 
 def _modules(algorithm: Algorithm) -> list[nn.Module]:
