@@ -16,10 +16,11 @@
     return node;
   };
 
-  const short = (value) => {
+  // A number as text; of the labels of an axis, the largest one decides the unit.
+  const short = (value, largest = Math.abs(value)) => {
     const size = Math.abs(value);
-    if (size >= 1e4 && size < 1e12) {
-      const [unit, sign] = size >= 1e9 ? [1e9, "B"] : size >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+    if (largest >= 1e4 && largest < 1e12 && size !== 0) {
+      const [unit, sign] = largest >= 1e9 ? [1e9, "B"] : largest >= 1e6 ? [1e6, "M"] : [1e3, "k"];
       return `${+(value / unit).toPrecision(4)}${sign}`;
     }
     return size !== 0 && (size < 1e-3 || size >= 1e12) ? value.toExponential(1) : `${+value.toPrecision(4)}`;
@@ -84,7 +85,7 @@
 
     const clip = `clip-${panel.id}`;
     const box = { x: LEFT, y: TOP, width: WIDTH - LEFT - RIGHT, height: HEIGHT - TOP - BOTTOM };
-    make(make(make(panel.svg, "defs"), "clipPath", { id: clip }), "rect", box);
+    make(make(make(panel.svg, "defs"), "clipPath", { id: clip }), "rect", { ...box, x: box.x - 4, width: box.width + 8, y: 0, height: box.height + TOP + 4 });
     for (const mark of ticks(low, high, 5)) {
       make(panel.svg, "line", { x1: LEFT, x2: WIDTH - RIGHT, y1: up(mark), y2: up(mark), class: "rule" });
       const label = short(view.log ? 10 ** mark : mark);
@@ -92,7 +93,7 @@
     }
     for (const mark of ticks(x0, x1, 6)) {
       make(panel.svg, "line", { x1: across(mark), x2: across(mark), y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4, class: "axis" });
-      make(panel.svg, "text", { x: across(mark), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, short(mark));
+      make(panel.svg, "text", { x: across(mark), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, short(mark, Math.max(Math.abs(x0), Math.abs(x1))));
     }
     make(panel.svg, "line", { x1: LEFT, x2: WIDTH - RIGHT, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM, class: "axis" });
     const plot = make(panel.svg, "g", { "clip-path": `url(#${clip})` });
@@ -174,7 +175,7 @@
     const panels = chart.panels.map((panel, index) => {
       const cell = make(grid, "div", { class: "panel" });
       make(cell, "h3", {}, panel.title);
-      if (panel.yLabel) make(cell, "p", { class: "unit" }, panel.yLabel);
+      if (panel.yLabel && panel.yLabel !== panel.title) make(cell, "p", { class: "unit" }, panel.yLabel);
       const svg = make(cell, "svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": panel.title });
       make(cell, "p", { class: "unit x" }, panel.xLabel);
       const legend = make(cell, "div", { class: "legend" });

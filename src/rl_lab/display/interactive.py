@@ -34,6 +34,7 @@ STYLE = f"""
 .panels {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
           gap: 1.2rem 1.5rem }}
 .panel {{ position: relative; min-width: 0 }}
+.panel:only-child {{ max-width: 44rem }}
 .panel h3 {{ font-size: 0.95rem; margin: 0 }}
 .panel .unit {{ font-size: 0.75rem; color: var(--grey); margin: 0 }}
 .panel .unit.x {{ text-align: center }}
