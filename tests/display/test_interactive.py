@@ -92,3 +92,55 @@ def test_without_scripts_the_still_picture_stays(tmp_path):
     page.write_text(text.replace('"use strict";', '"use strict"; '))  # another hash: not allowed
     dom = rendered(page, tmp_path / "profile")
     assert 'class="still"' in dom and 'class="interactive"' not in dom
+
+
+@needs_chromium
+@pytest.mark.needs("playwright")
+def test_a_reader_hovers_zooms_hides_and_smooths(tmp_path):
+    from playwright.sync_api import expect, sync_playwright
+
+    steps = np.arange(0.0, 1001.0)
+    rising = Line("rising", steps, steps / 10)
+    jumping = Line("jumping", steps, 50 + 40 * (-1.0) ** steps, 1)
+    panel = Panel("return", "environment steps", "eval/return_mean", [rising, jumping])
+    page_file = tmp_path / "page.html"
+    blocks = [Drawing("curves", "curves.svg", Chart("title", [panel]))]
+    page_file.write_text(to_html("title", blocks))
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 900, "height": 700})
+        requests, problems = [], []
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("console", lambda message: problems.append(message.text))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(page_file.as_uri())
+        box = page.locator(".panel svg").bounding_box()
+
+        def at(share):  # of the plot, which has 62 units of 470 to its left and 14 to its right
+            x = box["x"] + box["width"] * (62 + share * 394) / 470
+            return x, box["y"] + box["height"] / 2
+
+        page.mouse.move(*at(0.5))
+        readout = page.locator(".readout")
+        expect(readout).to_contain_text("environment steps 500")
+        expect(readout).to_contain_text("rising: 50")
+        expect(readout).to_contain_text("jumping: 90")  # step 500 is even
+        page.mouse.down()
+        page.mouse.move(*at(0.75), steps=4)
+        page.mouse.up()
+        labels = page.locator(".panel svg text")
+        expect(labels.filter(has_text="600")).to_have_count(1)  # from 500 to 750 now
+        expect(labels.filter(has_text="200")).to_have_count(0)
+        page.locator("input[type=range]").evaluate(
+            "input => { input.value = 0.9; input.dispatchEvent(new Event('input')); }"
+        )
+        page.mouse.move(*at(0.98))
+        value = float(readout.locator("span").nth(1).inner_text().split(": ")[1])
+        assert abs(value - 50) < 3  # 90 and 10 in turns, averaged
+        page.get_by_role("button", name="jumping").click()
+        page.mouse.move(*at(0.5))
+        expect(readout).not_to_contain_text("jumping")
+        page.get_by_role("button", name="whole range").click()
+        expect(labels.filter(has_text="200")).to_have_count(1)
+        assert requests == [page_file.as_uri()] and problems == []
+        browser.close()
