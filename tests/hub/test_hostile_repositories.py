@@ -1,6 +1,6 @@
 """Repositories that somebody prepared: each is refused in one line, and nothing of it is run.
 
-Every case changes the files of a good policy; unless it says otherwise, the list `rl_lab.json` is
+Every case changes the files of a good policy; unless it says otherwise, the list `rl-lab.json` is
 made to fit again, as whoever prepared it would. The canary is a file that any of the code writes.
 """
 

@@ -15,6 +15,7 @@ from conftest import files_of
 from hub_server import USER
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
+from rl_lab.hub import bundle as bundling
 from rl_lab.hub.bundle import write_bundle
 from rl_lab.records.commit import read_tree
 from rl_lab.records.redaction import anonymous
@@ -201,6 +202,26 @@ def test_names_of_user_and_machine_are_replaced(monkeypatch):
     monkeypatch.setattr(getpass, "getuser", lambda: "annabel")
     monkeypatch.setattr(platform, "node", lambda: "gpu-box-7")
     assert anonymous("annabel on gpu-box-7: annabella") == "<user> on <host>: annabella"
+
+
+def test_a_name_in_the_configuration_is_not_a_person(tmp_path, monkeypatch):
+    monkeypatch.setattr(getpass, "getuser", lambda: "adam")
+    run = tiny_run(tmp_path / "runs", "CartPole-v1:ppo_none", "algorithm.optimizer.name=adam").run
+    write_bundle(str(run.path), run.path.parent, tmp_path / "out", episodes=2, warn=print)
+    tree = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert tree["algorithm"]["optimizer"]["name"] == "adam"
+
+
+def test_what_is_interrupted_leaves_no_folder(trained, tmp_path, monkeypatch):
+    def interrupted(facts):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bundling, "card", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_bundle(
+            str(trained.path), trained.path.parent, tmp_path / "a" / "b", episodes=2, warn=print
+        )
+    assert not list((tmp_path / "a").iterdir())
 
 
 # ------------------------------------------------------------------------------------- errors

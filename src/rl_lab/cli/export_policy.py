@@ -28,7 +28,7 @@ def export_policy(
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
-    """Write a trained policy for another runtime: ONNX, TorchScript or torch.export.
+    """Write a trained policy for another runtime: ONNX, TorchScript or PT2.
 
     The normalizer is inside; a memory is further inputs and outputs. Before a file is written, its
     decisions are compared with the policy's over 100 steps.

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml  # type: ignore[import-untyped, unused-ignore]
@@ -27,11 +28,11 @@ from rl_lab.core.state import Stateful, Tree
 from rl_lab.display.chart import to_svg
 from rl_lab.hub.card import Published, card
 from rl_lab.hub.contents import CARD, write_list
-from rl_lab.records.commit import commit_files, encode_tree, write_atomically
+from rl_lab.records.commit import commit_files, encode_tree, make_directory, write_atomically
 from rl_lab.records.config_file import load_tree
 from rl_lab.records.files import read_bounded
 from rl_lab.records.metrics import plain
-from rl_lab.records.redaction import anonymous
+from rl_lab.records.redaction import anonymous, without_places
 from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.records.source import read_provenance
 from rl_lab.run.policy import EVALUATE, load
@@ -73,6 +74,22 @@ def write_bundle(
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: name another folder")
+    make_directory(folder.parent)
+    with TemporaryDirectory(prefix=".tmp-", dir=folder.parent) as place:
+        draft = Path(place) / "policy"
+        made = _fill(draft, reference, root, repo, episodes, warn)
+        draft.rename(folder)
+    return Bundle(folder, *made)
+
+
+def _fill(
+    folder: Path,
+    reference: str,
+    root: Path,
+    repo: str | None,
+    episodes: int,
+    warn: Callable[[str], None],
+) -> tuple[Evaluation, Published]:
     run, _ = find_run(reference, root)
     tree = _published_config(run)
     step = _write_policy(reference, root, folder, tree, warn)
@@ -107,7 +124,7 @@ def write_bundle(
     _write_json(folder / "results.json", results)
     write_atomically(folder / CARD, card(facts).encode())
     write_list(folder, {"rl_lab": version("rl-lab"), "run": run.id, "step": step})
-    return Bundle(folder, evaluation, facts)
+    return evaluation, facts
 
 
 def _published_config(run: RunDirectory) -> dict[str, Any]:
@@ -118,9 +135,10 @@ def _published_config(run: RunDirectory) -> dict[str, Any]:
         raise UserError(
             f"run {run.id} would {found}: a published policy may use registered names only"
         )
-    experiment = dict(tree.get("experiment") or {}) | {"name": "", "tags": []}
+    neutral = {"name": "", "tags": [], "device": "cpu"}  # which every machine has
+    experiment = dict(tree.get("experiment") or {}) | neutral
     kept = {key: each for key, each in tree.items() if key not in ("logging", "plugins")}
-    published: dict[str, Any] = anonymous({**kept, "experiment": experiment})
+    published: dict[str, Any] = without_places({**kept, "experiment": experiment})
     return published
 
 

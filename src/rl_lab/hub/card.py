@@ -133,7 +133,7 @@ def _blocks(facts: Published) -> list[Block]:
         Code(load),
         Paragraph(
             "No code of this repository is run: tensors are safetensors, the rest is JSON and "
-            "YAML, every file is checked against rl_lab.json, and the configuration may use "
+            "YAML, every file is checked against rl-lab.json, and the configuration may use "
             "registered names only."
         ),
         Heading("Check the score"),

@@ -1,6 +1,6 @@
 """What a published policy consists of: names, sizes and checksums, checked before use.
 
-`rl_lab.json` lists every file with its size and sha256. Checksums find damage, not malice: what
+`rl-lab.json` lists every file with its size and sha256. Checksums find damage, not malice: what
 keeps a policy from running code is that only these kinds of files are ever read (`FILES`), none of
 which can hold code, and that its configuration may use registered names only.
 """
@@ -17,7 +17,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.files import open_to_read, read_bounded
 
-LIST, CARD = "rl_lab.json", "README.md"
+LIST, CARD = "rl-lab.json", "README.md"
 FORMAT = 1
 MAX_LIST = 100_000  # bytes of the list
 MAX_TOTAL = 8_000_000_000  # bytes of everything that is downloaded

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rl_lab.collect.play import play
 from rl_lab.core.errors import UserError
 from rl_lab.envs.make import maker
 from rl_lab.hub.traced_policy import TracedPolicy, check_tensors, difference, flat
@@ -22,10 +23,8 @@ from rl_lab.run.policy import LoadedPolicy, Policy
 
 Format = Literal["onnx", "torchscript", "torch-export"]
 Call = Callable[[Sequence[Tensor]], Sequence[Any]]
-FORMATS = get_args(Format)
 TOLERANCE = 1e-5
 STEPS = 100  # of the parity check
-SEED = 0  # of its episode
 
 
 @dataclass(frozen=True)
@@ -151,23 +150,29 @@ _MAKERS: dict[Format, Callable[[TracedPolicy, dict[str, Any]], tuple[bytes, Call
 
 
 def _parity(loaded: LoadedPolicy, traced: TracedPolicy, call: Call) -> tuple[float, int]:
-    """The largest difference of actions and memory in an episode, and over how many steps."""
-    policy, environment = Policy.of(loaded), loaded.config.environment
-    largest = 0.0
-    with closing(maker(environment, training=False)()) as env:
-        obs, _ = env.reset(seed=SEED)
+    """The largest difference of actions and memory along episodes, and over how many steps."""
+    policy, differences = Policy.of(loaded), list[float]()
+    memory = traced.fresh_memory()
+
+    def act(obs: Any) -> Any:
+        nonlocal memory
+        theirs = call([*traced.single(obs), *memory])[: 1 + len(memory)]
+        action = policy.act(obs)
+        ours = [torch.as_tensor(np.asarray(action))[None]]
+        ours += [each for _, each in flat(policy.memory)]
+        differences.append(difference(ours, theirs))
+        memory = tuple(torch.as_tensor(each) for each in theirs[1:])
+        return action
+
+    def begin() -> None:
+        nonlocal memory
         memory = traced.fresh_memory()
-        for _ in range(STEPS):
-            action, *after = call([*traced.single(obs), *memory])
-            ours = policy.act(obs)
-            mine = [torch.as_tensor(np.asarray(ours))[None]]
-            mine += [each for _, each in flat(policy.memory)]
-            theirs = [action, *after[: len(memory)]]
-            largest = max(largest, difference(mine, theirs))
-            memory = tuple(torch.as_tensor(each) for each in theirs[1:])
-            obs, _, terminated, truncated, _ = env.step(ours)
-            if terminated or truncated:
-                obs, _ = env.reset()
-                policy.reset()
-                memory = traced.fresh_memory()
-    return largest, STEPS
+        policy.reset()
+
+    def enough() -> bool:
+        return len(differences) >= STEPS
+
+    with closing(maker(loaded.config.environment, training=False)()) as env:
+        for _ in play(env, act, seeds=range(STEPS), begin=begin, interrupted=enough):
+            pass
+    return max(differences), len(differences)

@@ -4,7 +4,7 @@ import getpass
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -79,17 +79,29 @@ def redact_variables(variables: Mapping[str, str], names: Iterable[str]) -> dict
 
 def anonymous(tree: Any) -> Any:
     """Plain data without secrets, absolute paths, this user's name and this machine's name."""
+    return _replaced(tree, lambda text: _without_names(_without_places(redact(text))))
+
+
+def without_places(tree: Any) -> Any:
+    """Plain data without secrets and absolute paths; names stay: a user may be called adam."""
+    return _replaced(tree, lambda text: _without_places(redact(text)))
+
+
+def _replaced(tree: Any, change: Callable[[str], str]) -> Any:
     if isinstance(tree, Mapping):
-        return {str(key): anonymous(each) for key, each in tree.items()}
+        return {str(key): _replaced(each, change) for key, each in tree.items()}
     if isinstance(tree, list | tuple):
-        return [anonymous(each) for each in tree]
-    return _without_places(redact(tree)) if isinstance(tree, str) else tree
+        return [_replaced(each, change) for each in tree]
+    return change(tree) if isinstance(tree, str) else tree
 
 
 def _without_places(text: str) -> str:
     home = str(Path("~").expanduser())
     text = _ABSOLUTE.sub(PLACE, text.replace(home, PLACE) if len(home) > 1 else text)
-    text = re.sub(rf"{re.escape(PLACE)}[^\s'\",;:()<>]*", PLACE, text)
+    return re.sub(rf"{re.escape(PLACE)}[^\s'\",;:()<>]*", PLACE, text)
+
+
+def _without_names(text: str) -> str:
     for name, shown in ((_user(), PERSON), (platform.node(), MACHINE)):
         if len(name) >= SHORTEST_NAME:
             text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", shown, text)
