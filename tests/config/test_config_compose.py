@@ -100,6 +100,15 @@ def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
     assert compose("m:Env-v0:random").tree["environment"] == {"id": "m:Env-v0"}
 
 
+def test_defaults_leave_out_the_preset() -> None:
+    composed = compose("CartPole-v1:ppo_defaults")
+    assert composed.tree["algorithm"] == {"name": "ppo"}
+    assert composed.notes == ["ppo with its defaults on CartPole-v1"]
+    assert compose("CartPole-v1:ppo_gru_defaults").tree["network"] == {"memory": {"type": "gru"}}
+    with pytest.raises(UserError, match="no algorithm 'masked_defaults'"):
+        compose("CartPole-v1:masked_defaults")
+
+
 MASKED = [{"id": "MaskObservation", "indices": [1, 3]}]
 STACK = {"id": "FrameStack", "frames": 4}
 

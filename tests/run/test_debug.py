@@ -14,7 +14,7 @@ from rl_lab.run import debug, session
 from rl_lab.run.session import load_config, resume
 from tiny_runs import SMALL, SMALL_PPO, run_hash, tiny_config, tiny_run
 
-PPO = "CartPole-v1:ppo_none"
+PPO = "CartPole-v1:ppo_defaults"
 
 
 # -- auto -----------------------------------------------------------------------------------------
@@ -67,10 +67,10 @@ def traced():
 @pytest.mark.parametrize(
     "words",
     [
-        ("CartPole-v1:ppo_none",),
-        ("CartPole-v1:ppo_none", "algorithm.batch_size=32"),
-        ("CartPole-v1:ppo_gru", "algorithm.minibatches=4"),
-        ("CartPole-v1:ppo_none", "algorithm.minibatches=64"),
+        ("CartPole-v1:ppo_defaults",),
+        ("CartPole-v1:ppo_defaults", "algorithm.batch_size=32"),
+        ("CartPole-v1:ppo_gru_defaults", "algorithm.minibatches=4"),
+        ("CartPole-v1:ppo_defaults", "algorithm.minibatches=64"),
         ("CartPole-v1:random", "environment.vectorization=process", "algorithm.collect_steps=16"),
     ],
 )
@@ -136,7 +136,7 @@ def run_weights(run):
 
 
 def test_debug_changes_nothing_of_the_run(tmp_path):
-    config = tiny_config("CartPole-v1:ppo_gru", "algorithm.minibatches=2")
+    config = tiny_config("CartPole-v1:ppo_gru_defaults", "algorithm.minibatches=2")
     plain = session.train(config, root=tmp_path / "a")
     watched = session.train(config, root=tmp_path / "b", debug=True)
     assert run_hash(plain.run) == run_hash(watched.run)

@@ -71,6 +71,7 @@ def write_report(directory: RunDirectory) -> list[Path]:
         *_more(curves, display),
         *_videos(directory.path),
         *_what(run),
+        *_costs(run, display),
         *_checkpoint(run),
         *_settings(run),
         *_alerts(run),
@@ -148,6 +149,15 @@ def _what(run: Run) -> list[Block]:
     }
     rows = [[name, str(value)] for name, value in facts.items() if value not in (None, "")]
     return [Heading("What was run"), Grid(["", ""], rows)]
+
+
+def _costs(run: Run, display: Display) -> list[Block]:
+    costs = run.summary.get("efficiency") or {}
+    rows = [
+        [name, f"{display[name].text(costs[name])} {display[name].unit}".rstrip()]
+        for name in display.ordered(costs)
+    ]
+    return [Heading("What it cost"), Grid(["", ""], rows)] if rows else []
 
 
 def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Block]:

@@ -24,6 +24,7 @@ from rl_lab.core.tree import picked
 from rl_lab.networks.cnn import is_image
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.memory.episodes import with_last_frames
+from rl_lab.networks.memory.recurrent import sequences
 from rl_lab.networks.mlp import as_vector, linear, mlp, vector_size
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
@@ -44,11 +45,6 @@ class Torso(nn.Module):
         """One time step [N, …]."""
         features, state = self.memory.step(self.encoder(obs), state)
         return features, state
-
-    def sequence(self, obs: Obs, state: dict[str, Tensor], resets: Tensor | None) -> Tensor:
-        """[T, N, …] with resets inside."""
-        features: Tensor = self.memory.sequence(self.encoder(obs), state, resets)[0]
-        return features
 
 
 class PolicyHead(nn.Module):
@@ -168,12 +164,13 @@ class ActorCritic(nn.Module):
         None without decoders.
         """
         mask, obs = self._mask(obs), self.normalizer(obs)
-        features = {
-            role: torso.sequence(obs, state[role], resets)
-            if self.has_memory
-            else torso.encoder(obs)
-            for role, torso in self.torsos.items()
-        }
+        features = {role: torso.encoder(obs) for role, torso in self.torsos.items()}
+        if self.has_memory:
+            assert resets is not None, "sequences need to know where episodes begin"
+            memories = [torso.memory for torso in self.torsos.values()]
+            states = [state[role] for role in features]
+            found = sequences(memories, list(features.values()), states, resets)
+            features = {role: each for role, (each, _) in zip(features, found, strict=True)}
         policy = self.actor(features[self.actor_torso], mask)
         value = self._value(features[self.critic_torso])
         if not self.decoders:

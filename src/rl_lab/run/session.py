@@ -37,7 +37,7 @@ from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.source import code_change, read_provenance
 from rl_lab.run.build import build_run
 from rl_lab.run.debug import PROFILE, WeightLog, debugger, for_debugger, profiling
-from rl_lab.run.efficiency import count_parameters
+from rl_lab.run.efficiency import count_parameters, fixed_costs
 from rl_lab.run.final_test import final_test
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.out_of_memory import explaining_memory
@@ -322,7 +322,7 @@ def drive(
         summary = {
             **before,
             **describe(orchestrator, directory),
-            "efficiency": before.get("efficiency", {}) | orchestrator.efficiency.summary(),
+            "efficiency": before.get("efficiency", {}) | costs(orchestrator),
             "status": status,
             "wall_time": before.get("wall_time", 0.0) + time.monotonic() - began,
             "updated": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
@@ -448,6 +448,17 @@ class _Told(logging.Handler):
         self.sinks.say(f"WARNING: {record.getMessage()}")
         if detail := getattr(record, "detail", ""):
             self.sinks.log(detail)
+
+
+def costs(orchestrator: Orchestrator) -> dict[str, float]:
+    """What the run costs, for summary.json."""
+    workflow, efficiency = orchestrator.workflow, orchestrator.efficiency
+    return efficiency.summary() | fixed_costs(
+        workflow.parts().values(),
+        workflow.initial_state(1),
+        efficiency.stopwatch.flops,
+        orchestrator.environment.num_envs,
+    )
 
 
 def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:
