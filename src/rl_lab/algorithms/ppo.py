@@ -285,6 +285,10 @@ class PPO(Algorithm):
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The mode, by operations on tensors alone."""
+        return self.policy.greedy(obs, state)
+
     def initial_state(self, batch: int) -> Any:
         """What the memories start an episode with; None without one."""
         return self.model.initial_state(batch) if self.model.has_memory else None

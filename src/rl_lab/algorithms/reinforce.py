@@ -219,6 +219,10 @@ class Reinforce(Algorithm):
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The mode, by operations on tensors alone."""
+        return self.policy.greedy(obs, state)
+
     def initial_state(self, batch: int) -> Any:
         """What the memories start an episode with."""
         return self.model.initial_state(batch)

@@ -207,6 +207,11 @@ def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
         orchestrator.metrics.truncate(0)
     else:
         state, manifest, _ = store.load("last" if which is None else which)
+        if manifest.get("policy_only"):
+            raise UserError(
+                f"{store.directory.parent} is a published policy without its training state: it "
+                "cannot be resumed; start a new run with --init-from-run"
+            )
         check_identity(orchestrator, manifest, written)
         with fitting(manifest):
             rows = orchestrator.metrics.path
