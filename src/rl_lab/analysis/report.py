@@ -29,6 +29,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.display.chart import to_svg
 from rl_lab.display.metric_style import Display, load_display
 from rl_lab.display.sinks import Sink
+from rl_lab.records.alerts import read_alerts
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.files import check_folder, open_to_read, read_bounded
@@ -227,17 +228,25 @@ def _settings(run: Run) -> list[Block]:
 
 
 def _alerts(run: Run) -> list[Block]:
-    """What the run warned of, and what it had to skip or go back for."""
+    """What monitors saw, what the run warned of, and what it had to skip or go back for."""
+    files = run.directory.alerts_file, run.directory.timing_alerts_file
+    seen = sorted(
+        (each for file in files for each in read_alerts(file)), key=lambda each: each.step
+    )
+    rows = [[f"{each.step:,}", each.monitor, each.message, each.tip] for each in seen]
     lines = _warnings(run.directory.log_file)
     skipped = run.summary.get("skipped") or {}
     lines += [f"{hook}: {count} calls skipped for a bad number" for hook, count in skipped.items()]
     lines += [f"went back: {each}" for each in run.summary.get("rollbacks") or []]
     if run.summary.get("error"):
         lines.append(str(run.summary["error"]))
-    if not lines:
-        return [Heading("Alerts"), Paragraph("None.")]
-    more = [f"… and {len(lines) - SHOWN_ALERTS} more"] if len(lines) > SHOWN_ALERTS else []
-    return [Heading("Alerts"), Items([*lines[:SHOWN_ALERTS], *more])]
+    blocks: list[Block] = [Heading("Alerts")]
+    if rows:
+        blocks.append(Grid(["step", "monitor", "what", "try"], rows[:SHOWN_ALERTS]))
+    if lines:
+        more = [f"… and {len(lines) - SHOWN_ALERTS} more"] if len(lines) > SHOWN_ALERTS else []
+        blocks.append(Items([*lines[:SHOWN_ALERTS], *more]))
+    return blocks if len(blocks) > 1 else [*blocks, Paragraph("None.")]
 
 
 def _warnings(log_file: Path) -> list[str]:

@@ -12,6 +12,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from rl_lab.core.errors import UserError
+from rl_lab.records.alerts import Alert
 from rl_lab.records.files import own_file
 from rl_lab.records.metrics import STEP, iterate_metrics
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from rl_lab.core.picture import Picture
 
 
+ALERT = "ALERT"  # how a line about an alert begins
+LOUD = ("WARNING", ALERT)  # lines that are shown where all else is quiet
 FLUSH_SECONDS = 1.0  # between two moments at which TensorBoard's file is brought up to date
 
 
@@ -33,6 +36,9 @@ class Sink:
 
     def say(self, message: str) -> None:
         """Show a message to a human, where there is one."""
+
+    def alert(self, alert: Alert) -> None:
+        """Pass on that a monitor has fired; what `say` shows has it already."""
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Show how the run ended, as summary.json has it."""
@@ -85,6 +91,11 @@ class Sinks:
     def warn(self, message: str) -> None:
         """Say that something is wrong: also shown where all else is quiet."""
         self.say(f"WARNING: {message}")
+
+    def alert(self, alert: Alert) -> None:
+        """A monitor has fired: a line for the human, and whatever else the sinks do about it."""
+        self.say(f"{ALERT} {alert.text}")
+        self._each(lambda sink: sink.alert(alert))
 
     def log(self, message: str) -> None:
         """Put a message with the time into the log file, and nowhere else."""

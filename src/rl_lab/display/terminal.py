@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rl_lab.display.metric_style import Display, load_display
-from rl_lab.display.sinks import Sink
+from rl_lab.display.sinks import LOUD, Sink
 from rl_lab.records.formatting import format_duration, format_number, sparkline, visible
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class TerminalView(Sink):
 
     def say(self, message: str) -> None:
         """Print above the live table, or as it is."""
-        self._print(message, style="yellow" if message.startswith("WARNING") else "")
+        self._print(message, style="yellow" if message.startswith(LOUD) else "")
 
     def close(self) -> None:
         """Leave the last state on the screen and give the terminal back."""

@@ -25,6 +25,8 @@ def serve(rows: IO[str], answers: int) -> int:
             message = json.loads(line)
             if "row" in message:
                 run.log(message["row"])
+            elif "alert" in message:
+                run.alert(**message["alert"], level="WARN")
             else:
                 run.summary.update(message["summary"])
                 code = 0 if message["summary"].get("status") == "finished" else 1

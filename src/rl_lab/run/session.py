@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from rl_lab.config.trust import dangers, require_trust
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import ConfigError, RunError, UserError
 from rl_lab.core.failure import located, whole_traceback
-from rl_lab.core.schema import RunConfig
+from rl_lab.core.schema import HIDDEN, RunConfig
 from rl_lab.core.state import Tree
 from rl_lab.display.sinks import Sink, Sinks, TensorBoardSink
 from rl_lab.display.wandb import WandbSink, choose_mode
+from rl_lab.display.webhook import VARIABLE, WebhookSink
+from rl_lab.monitoring.catalog import with_own_monitors
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.commit import write_atomically
@@ -137,6 +139,7 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
     if held := debugger():
         config = for_debugger(config)
         sinks.say(f"{held} is attached: one environment, in this process")
+    config = without_webhook(with_own_monitors(config), sinks)
     for line in doubts(config):
         sinks.say(f"WARNING: {line}")
     resolved = resolve(config, measure=True, tell=sinks.say)
@@ -145,6 +148,23 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
         words = (f"{path}={value}" for path, _, value in chosen)
         sinks.say(f"auto: {', '.join(words)}")
     return resolved
+
+
+def without_webhook(config: RunConfig, sinks: Sinks) -> RunConfig:
+    """Post alerts from now on; the config that is written down does not have the URL, a secret."""
+    alerts = config.logging.alerts
+    add_webhook(alerts.webhook, sinks)
+    hidden = replace(alerts, webhook=HIDDEN if alerts.webhook else None)
+    return replace(config, logging=replace(config.logging, alerts=hidden))
+
+
+def add_webhook(url: str | None, sinks: Sinks) -> None:
+    """Post alerts to a URL, or to that of the environment; a saved config has lost its own."""
+    found = os.environ.get(VARIABLE) if url in (None, HIDDEN) else url
+    if found:
+        sinks.add(lambda: WebhookSink(found, tell=sinks.say))
+    elif url == HIDDEN:
+        sinks.warn(f"alerts are not posted: the webhook was not saved; set {VARIABLE}")
 
 
 def doubts(config: RunConfig) -> list[str]:
@@ -170,6 +190,7 @@ def resume(
         directory.check_complete()
         config = load_config(directory, trust=trust)
         sinks = Sinks([], directory.log_file)
+        add_webhook(config.logging.alerts.webhook, sinks)
         if changed := code_change(directory):
             sinks.say(f"WARNING: {changed}: it may not go on bit for bit")
         # A run that has no checkpoint yet begins again, from the weights it began with.
@@ -460,6 +481,7 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "resumes": progress.resumes,
         "skipped": orchestrator.guard.skipped,
         "rollbacks": orchestrator.guard.rollbacks,
+        "alerts": orchestrator.alerts.names(),
         "parameters": count_parameters(
             [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
         ),
