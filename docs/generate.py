@@ -67,7 +67,10 @@ def with_monitors(text: str) -> str:
 def _monitors() -> str:
     lines = ["| name | metric | fires when | of | try |", "|---|---|---|---|---|"]
     for name, monitor in built_in().items():
-        whom = ", ".join(f"`{each}`" for each in monitor.algorithms) or "all"
+        names = (
+            f"but `{each[1:]}`" if each[0] == "!" else f"`{each}`" for each in monitor.algorithms
+        )
+        whom = ", ".join(names) or "all"
         if of_machine(monitor):
             whom = "all, clock and machine"
         tip = _escaped(monitor.tip)

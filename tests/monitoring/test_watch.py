@@ -115,7 +115,7 @@ def test_a_run_declares_monitors_of_its_own():
         tiny_config("CartPole-v1:ppo_none", wrong)
     text = str(problem.value)
     assert "logging.alerts.monitors.a: it never fires" in text
-    assert "logging.alerts.monitors.b.metric: is required" in text
+    assert "logging.alerts.monitors.b.metric: must not be empty" in text
     assert "logging.alerts.monitors.c.abov: unknown key (did you mean 'above'?)" in text
 
 

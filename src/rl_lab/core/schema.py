@@ -279,7 +279,7 @@ class MonitorConfig(Options):
     A condition is judged on the mean of the last `rows` values of the metric.
     """
 
-    metric: str = field(metadata={"help": "full name, with * for every metric of a kind"})
+    metric: str = option("", "full name, with * for every metric of a kind", not_empty=True)
     above: float | None = option(None, "fires above this")
     below: float | None = option(None, "fires below this")
     of: str | None = option(
