@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.collect.play import Played, play
-from rl_lab.core.batch import Array
-from rl_lab.core.errors import UserError
-from rl_lab.display.video import USUAL_FPS, check_film, film_suffix, filming
+from rl_lab.display.video import USUAL_FPS, check_film, film_suffix, filming, picture_of
 from rl_lab.envs.render import has_screen, make_shown
 from rl_lab.run.build import MOST_EVALUATED
 from rl_lab.run.policy import LoadedPolicy
@@ -121,19 +119,3 @@ def play_policy(
             tell(number, episode)
     code = stop.exit_code if stop.requested else 0
     return Playback(played, video, loaded.run.id, loaded.step, code)
-
-
-def picture_of(rendered: object, id: str) -> Array:
-    """What `render` returned as [H, W, 3] bytes; grey becomes colour, transparency goes."""
-    picture = np.asarray(rendered)
-    if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
-        raise UserError(f"'{id}' cannot be recorded: its render() gives {_described(rendered)}")
-    if picture.ndim == 2:
-        picture = picture[..., None]
-    return np.repeat(picture, 3, 2) if picture.shape[2] == 1 else picture[..., :3]
-
-
-def _described(rendered: object) -> str:
-    if isinstance(rendered, np.ndarray):
-        return f"{rendered.dtype} of the shape {rendered.shape}, no picture"
-    return f"a {type(rendered).__name__}, no picture"

@@ -34,9 +34,10 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.files import check_folder, open_to_read, read_bounded
 from rl_lab.records.formatting import format_duration, saved_as, sparkline
-from rl_lab.records.metrics import MAIN_METRICS
+from rl_lab.records.metrics import MAIN_METRICS, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.source import read_provenance
+from rl_lab.run.debug import PROFILE, TRACE, WEIGHTS
 
 NAME = "report"
 PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
@@ -74,6 +75,7 @@ def write_report(directory: RunDirectory) -> list[Path]:
         *_videos(directory.path),
         *_settings(run),
         *_alerts(run),
+        *_debug(run),
         *_reproduce(run),
     ]
     return _write(directory.path, f"{title} ({run.id})", blocks, drawing)
@@ -247,6 +249,26 @@ def _alerts(run: Run) -> list[Block]:
         more = [f"… and {len(lines) - SHOWN_ALERTS} more"] if len(lines) > SHOWN_ALERTS else []
         blocks.append(Items([*lines[:SHOWN_ALERTS], *more]))
     return blocks if len(blocks) > 1 else [*blocks, Paragraph("None.")]
+
+
+def _debug(run: Run) -> list[Block]:
+    """The closer look of `--debug`, as it was at the last update; none without it."""
+    logs = run.directory.log_file.parent
+    *_, last = [{}, *iterate_metrics(logs / WEIGHTS)]
+    rows: dict[str, dict[str, float]] = {}
+    for name, value in last.items():
+        if name.startswith("debug/"):
+            subject, _, what = name.removeprefix("debug/").rpartition("/")
+            rows.setdefault(subject, {})[what] = value
+    if not rows:
+        return []
+    columns = list(dict.fromkeys(what for row in rows.values() for what in row))
+    cells = [
+        [name, *(f"{row[what]:.3g}" if what in row else "" for what in columns)]
+        for name, row in rows.items()
+    ]
+    files = [f"logs/{name}" for name in (WEIGHTS, PROFILE, TRACE) if (logs / name).exists()]
+    return [Heading("Debug"), Grid(["at the last update", *columns], cells), Items(files)]
 
 
 def _warnings(log_file: Path) -> list[str]:

@@ -349,6 +349,9 @@ class LoggingConfig(Options):
     terminal: bool = option(True, "show progress in the terminal")
     tensorboard: bool = option(True, "write TensorBoard events")
     pictures: bool = option(True, "after evaluations, draw what the algorithm has to show, if any")
+    video_every: int = option(
+        0, "record an episode as a video at each n-th evaluation; 0: none", low=0
+    )
     report: bool = option(True, "when the run ends, write report.md and report.html about it")
     wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
     alerts: AlertsConfig = section(AlertsConfig, "warnings about metrics that look wrong")

@@ -28,11 +28,16 @@ FLUSH_SECONDS = 1.0  # between two moments at which TensorBoard's file is brough
 class Sink:
     """One place that shows a run. By itself it shows nothing: override what it can show."""
 
+    watched = False  # a human sits before it, and may press keys
+
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Show one row of metrics."""
 
     def draw(self, step: int, pictures: Mapping[str, "Picture"]) -> None:
         """Show pictures of the algorithm, by name."""
+
+    def film(self, step: int, file: Path) -> None:
+        """Show a video of the policy."""
 
     def say(self, message: str) -> None:
         """Show a message to a human, where there is one."""
@@ -80,6 +85,15 @@ class Sinks:
     def draw(self, step: int, pictures: Mapping[str, "Picture"]) -> None:
         """Show pictures everywhere."""
         self._each(lambda sink: sink.draw(step, pictures))
+
+    def film(self, step: int, file: Path) -> None:
+        """Show a video everywhere."""
+        self._each(lambda sink: sink.film(step, file))
+
+    @property
+    def watched(self) -> bool:
+        """Whether a human sits before one of them."""
+        return any(sink.watched for sink in self.sinks)
 
     def say(self, message: str) -> None:
         """Tell the human, and put a line with the time into the log file."""
@@ -164,6 +178,21 @@ class TensorBoardSink(Sink):
         if time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self._file.flush()
             self._flushed = time.monotonic()
+
+    def film(self, step: int, file: Path) -> None:
+        """A moving picture beside the scalars: TensorBoard shows GIFs, and no MP4."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        from rl_lab.display.video import as_gif
+
+        if self._file is None:
+            self._file = self._open()
+        data, width, height = as_gif(file)
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
+        tag = file.stem.rpartition("-")[0] or file.stem
+        _write_event(
+            self._file, step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)])
+        )
 
     def close(self) -> None:
         """Close the event file."""

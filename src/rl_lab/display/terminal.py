@@ -74,6 +74,11 @@ class TerminalView(Sink):
         self._started = now()
         self._origin = self._latest = self._printed = (start_step, self._started)
 
+    @property
+    def watched(self) -> bool:  # type: ignore[override]
+        """Whether this is a live terminal."""
+        return self.live_display
+
     def show(self) -> None:
         """Show the progress bar, or the title line. The first row does it by itself."""
         if self._shown or self._over.is_set():

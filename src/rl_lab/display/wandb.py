@@ -91,6 +91,12 @@ class WandbSink(Sink):
         if not self.ready and time.monotonic() > self._deadline:
             raise self._failed(SILENT)
 
+    def film(self, step: int, file: Path) -> None:
+        """The video, by its name: the process reads the file."""
+        self._put(
+            {"video": {"step": step, "file": str(file), "name": file.stem.rpartition("-")[0]}}
+        )
+
     def alert(self, alert: Alert) -> None:
         """An alert there, which W&B sends on by mail or Slack as its user has chosen."""
         self._put({"alert": {"title": alert.monitor, "text": alert.text}}, always=True)

@@ -10,7 +10,8 @@ from rl_lab.core.errors import did_you_mean
 from rl_lab.core.schema import MonitorConfig, RunConfig
 from rl_lab.display.metric_style import BUILT_IN, MONITORS, OWN, read_metrics_yaml
 
-MACHINE = ("time/", "sys/")  # metrics of a clock or a machine, which no two runs share
+# Metrics of a clock, of a machine, or of a closer look (`--debug`): no part of what a run repeats.
+MACHINE = ("time/", "sys/", "debug/")
 
 
 def built_in() -> dict[str, MonitorConfig]:

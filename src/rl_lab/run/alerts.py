@@ -30,17 +30,12 @@ class Alerts:
 
     def look(self, step: int, row: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """One row: tell what is wrong with it."""
-        share = min(step / self.total, 1.0)
-        for watch, numbers, file in (
-            (self.learning, row, self.directory.alerts_file),
-            (self.machine, timing, self.directory.timing_alerts_file),
-        ):
-            if found := watch.look(step, numbers, share=share):
-                self._write(file, watch)
-            for alert in found:
-                self.sinks.alert(alert)
-                if (watch.monitors[alert.monitor].policy or self.policy) == "stop":
-                    self.stop_reason = alert.text
+        self._judge(self.learning, self.directory.alerts_file, step, row)
+        self._judge(self.machine, self.directory.timing_alerts_file, step, timing)
+
+    def look_closely(self, step: int, row: Mapping[str, float]) -> None:
+        """A row of `--debug`."""
+        self._judge(self.machine, self.directory.timing_alerts_file, step, row)
 
     def names(self) -> list[str]:
         """The monitors that have fired, in their order, each once."""
@@ -58,6 +53,15 @@ class Alerts:
         self.learning.load_state_dict(state)
         if before or self.learning.alerts:
             self._write(self.directory.alerts_file, self.learning)
+
+    def _judge(self, watch: Watch, file: Path, step: int, row: Mapping[str, float]) -> None:
+        found = watch.look(step, row, share=min(step / self.total, 1.0))
+        if found:
+            self._write(file, watch)
+        for alert in found:
+            self.sinks.alert(alert)
+            if (watch.monitors[alert.monitor].policy or self.policy) == "stop":
+                self.stop_reason = alert.text
 
     def _write(self, file: Path, watch: Watch) -> None:
         try:

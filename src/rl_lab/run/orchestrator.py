@@ -103,6 +103,8 @@ class Orchestrator:
                 self.after_cycle()
             if self.progress.best_is_new:
                 self.save()
+            for callback in self.callbacks.values():
+                callback.after_hook(self)
             if self.alerts.stop_reason is not None:
                 self.save()
                 raise RunError(f"stopped by a monitor: {self.alerts.stop_reason}")

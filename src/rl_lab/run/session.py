@@ -38,13 +38,15 @@ from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.source import code_change, read_provenance
 from rl_lab.run.build import build_run
-from rl_lab.run.debug import PROFILE, WeightLog, debugger, for_debugger, profiling
+from rl_lab.run.debug import PROFILE, TraceUpdates, WeightLog, debugger, for_debugger, profiling
 from rl_lab.run.efficiency import count_parameters
 from rl_lab.run.final_test import final_test
+from rl_lab.run.keys import listening
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.out_of_memory import explaining_memory
 from rl_lab.run.phases import never_reached, parse_phases
 from rl_lab.run.session_callbacks import (
+    FilmEvaluations,
     PurgeTensorBoard,
     RecordSummary,
     ShowPictures,
@@ -328,6 +330,8 @@ def drive(
             sinks.add(lambda: picture_sink(directory))
             orchestrator.add_callback("session/pictures", ShowPictures())
     orchestrator.add_callback("session/tensorboard", PurgeTensorBoard())
+    if every := config.logging.video_every:
+        orchestrator.add_callback("session/videos", FilmEvaluations(every))
 
     told = _Told(sinks)
     logging.getLogger("rl_lab").addHandler(told)
@@ -360,7 +364,11 @@ def drive(
         record("running", error=None)
         orchestrator.add_callback("session/summary", RecordSummary(partial(record, "running")))
         try:
-            with explaining_memory(config), _watched(orchestrator, directory, debug):
+            with (
+                explaining_memory(config),
+                _watched(orchestrator, directory, debug),
+                listening(orchestrator),
+            ):
                 finished = orchestrator.run()
             if finished:
                 envs = config.environment.num_envs
@@ -438,6 +446,7 @@ def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -
         yield
         return
     orchestrator.add_callback("session/weights", WeightLog())
+    orchestrator.add_callback("session/trace", TraceUpdates())
     with profiling(directory.log_file.with_name(PROFILE)):
         yield
 
