@@ -55,7 +55,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control", "envpool"},
     "records": NUMBERS | {"safetensors", "yaml", "pandas"},
     "display": NUMBERS
-    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"},
+    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg", "pygame"},
     "config": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "run": NUMBERS | {"yaml"},
     "cli": {"typer", "yaml", "torch"},

@@ -32,6 +32,7 @@ from rl_lab.core.values import BadValueError, whole
 from rl_lab.display.sinks import Sink
 from rl_lab.display.terminal import is_watched
 from rl_lab.objects import LocalObject, for_run, read_arguments
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.config_file import load_tree
 from rl_lab.records.index import Index
@@ -442,14 +443,27 @@ def play(
     file = None if video is None else Path(video)
     check_show(file)
     name, root, _ = _find(reference, runs_dir)
-    loaded = policy.load(name, root, seed=seed, deterministic=not sample, trust=trust, warn=warn)
+    load = partial(
+        policy.load, root=root, seed=seed, deterministic=not sample, trust=trust, warn=warn
+    )
+    loaded = load(name)
+
+    def other(offset: int) -> Policy:
+        """The policy so many checkpoints later; the first one follows the last one."""
+        nonlocal loaded
+        steps = CheckpointStore(loaded.run.checkpoints).steps()
+        step = steps[(steps.index(loaded.step) + offset) % len(steps)]
+        loaded.context.train_environment.close()
+        loaded = load(f"{loaded.run.path}:{step}")
+        return Policy.of(loaded)
+
     try:
         player = Policy.of(loaded)
         with loaded.context.rng.borrowed(f"{EVALUATE}/"):
             return play_policy(
-                loaded,
-                partial(player.act, deterministic=not sample),
-                player.reset,
+                player,
+                deterministic=not sample,
+                other=other,
                 seeds=seeds(loaded.config.experiment.seed, EVALUATE, episodes),
                 max_steps=max_steps,
                 video=file,

@@ -57,7 +57,7 @@ def test_a_collapse_is_a_loss_of_what_was_gained():
     assert fired([*climb, 39.0], collapses=0.6) == [51]
     falling = [-value for value in climb]
     assert fired([*falling, -39.0], collapses=0.6, better="lower") == [51]
-    noise = [1.0, 2.0] * 20  # the gain of 1 is less than 8 times the usual change of 1
+    noise = [1.0, 2.0] * 20  # the gain of 1 is less than 4 times the usual change of 1
     assert fired([*noise, 0.0], collapses=0.5) == []
 
 

@@ -1,7 +1,7 @@
 """Several policies at play side by side: one video, the same episodes for each of them."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rl_lab.analysis.playing import Playback
-from rl_lab.collect.play import Played
+from rl_lab.collect.play import Moment, Played, episode
 from rl_lab.core.batch import Array
 from rl_lab.display.video import USUAL_FPS, captioned, filming, picture_of
 from rl_lab.envs.render import make_shown
@@ -27,41 +27,39 @@ class Seat:
     env: Any
     deterministic: bool
     played: list[Played] = field(default_factory=list)
-    obs: Any = None
+    moments: Iterator[Moment] = field(default_factory=lambda: iter(()))
+    now: Moment = field(default_factory=Moment)
     picture: Array | None = None  # the last one stays when the episode is over
-    total: float = 0.0
-    length: int = 0
-    over: bool = False
 
     @property
     def loaded(self) -> LoadedPolicy:
         """The policy's run and step."""
         return self.policy.loaded
 
-    def begin(self, seed: int) -> None:
+    def begin(self, seed: int, limit: int | None) -> None:
         """The first frame of an episode."""
         self.policy.reset()
-        self.obs, _ = self.env.reset(seed=seed)
-        self.total, self.length, self.over = 0.0, 0, False
+        self.moments = episode(self.env, self._act, seed, max_steps=limit)
+        self.now = next(self.moments)
         self._look()
 
-    def step(self, limit: int | None) -> None:
+    def step(self) -> None:
         """One step, unless the episode is over."""
-        if self.over:
+        if self.now.over:
             return
-        action = self.policy.act(self.obs, deterministic=self.deterministic)
-        self.obs, reward, terminated, truncated, _ = self.env.step(action)
-        self.total, self.length = self.total + float(reward), self.length + 1
-        self.over = bool(terminated or truncated or self.length == limit)
+        self.now = next(self.moments)
         self._look()
-        if self.over:
-            self.played.append(Played(self.total, self.length, bool(terminated)))
+        if self.now.over:
+            self.played.append(Played(self.now.total, self.now.length, self.now.terminated))
+
+    def _act(self, obs: Any) -> Any:
+        return self.policy.act(obs, deterministic=self.deterministic)
 
     def _look(self) -> None:
         loaded = self.loaded
         picture = picture_of(self.env.render(), loaded.config.environment.id)
-        caption = f"{loaded.run.id} · step {loaded.step:,} · return {self.total:.4g}"
-        self.picture = captioned(picture, caption + (" · over" if self.over else ""))
+        caption = f"{loaded.run.id} · step {loaded.step:,} · return {self.now.total:.4g}"
+        self.picture = captioned(picture, caption + (" · over" if self.now.over else ""))
 
 
 def play_side_by_side(
@@ -90,11 +88,11 @@ def play_side_by_side(
         add = open_things.enter_context(filming(video, fps))
         for number, seed in enumerate(seeds, 1):
             for seat in seats:
-                seat.begin(seed)
+                seat.begin(seed, max_steps or _limit(seat.loaded))
             add(tiled([_shown(seat) for seat in seats]))
-            while not all(seat.over for seat in seats) and not stop.requested:
+            while not all(seat.now.over for seat in seats) and not stop.requested:
                 for seat in seats:
-                    seat.step(max_steps or _limit(seat.loaded))
+                    seat.step()
                 add(tiled([_shown(seat) for seat in seats]))
             if stop.requested:
                 break

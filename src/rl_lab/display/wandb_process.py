@@ -61,7 +61,7 @@ def _open(options: dict[str, Any]) -> Any:
 def _log_video(run: Any, *, step: int, file: str, name: str) -> None:
     import wandb
 
-    kind = Path(file).suffix[1:]
+    kind: Any = Path(file).suffix[1:]  # "mp4" or "gif"
     run.log({STEP_AXIS: step, f"videos/{name}": wandb.Video(file, format=kind)})
 
 

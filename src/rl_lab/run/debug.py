@@ -2,6 +2,7 @@
 
 import cProfile
 import io
+import os
 import pstats
 import sys
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler as autograd_profiler
 
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.learner import Learner, networks
@@ -164,15 +166,17 @@ class TraceUpdates(Callback):
         """Nothing is traced before the first update is over."""
         self.file = run.folder / "logs" / TRACE
         self.updates = 0
-        self.trace: torch.profiler.profile | None = None
+        self.trace: autograd_profiler.profile | None = None
         run.resources.callback(self.finish)
 
     def after_update(self, run: Orchestrator, hook: str) -> None:
         """Begin after the first one, end a few later."""
         self.updates += 1
         if self.updates == 1:
-            self.trace = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-            self.trace.start()
+            # Not `torch.profiler`, which wraps this one and imports for seconds.
+            self.trace = autograd_profiler.profile()
+            with _silent():
+                self.trace.__enter__()
         elif self.updates == 1 + TRACED:
             self.finish()
 
@@ -181,11 +185,25 @@ class TraceUpdates(Callback):
         trace, self.trace = self.trace, None
         if trace is None:
             return
-        trace.stop()
+        with _silent():
+            trace.__exit__(None, None, None)
         with TemporaryDirectory() as folder:
             draft = Path(folder) / TRACE
             trace.export_chrome_trace(str(draft))
             write_atomically(self.file, draft.read_bytes())
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the lines that the profiler's C++ writes to stderr."""
+    kept, (unread, nowhere) = os.dup(2), os.pipe()
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        for each in (kept, unread, nowhere):
+            os.close(each)
 
 
 @contextmanager

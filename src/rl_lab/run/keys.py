@@ -9,6 +9,7 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.run.callback import Callback
@@ -28,7 +29,7 @@ class Keyboard:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._before: list[object] | None = None  # how the terminal was; None while it still is
+        self._before: list[Any] | None = None  # how the terminal was; None while it still is
 
     def key(self, seconds: float = 0.0) -> str | None:
         """The next key, if one is pressed within this time."""

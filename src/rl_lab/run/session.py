@@ -2,11 +2,10 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from rl_lab.config.trust import dangers, require_trust
 from rl_lab.config.validate import validate
 from rl_lab.core.errors import ConfigError, RunError, UserError
 from rl_lab.core.failure import located, whole_traceback
-from rl_lab.core.schema import HIDDEN, RunConfig
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree
 from rl_lab.display.sinks import Sink, Sinks, TensorBoardSink
-from rl_lab.display.wandb import WandbSink, choose_mode
-from rl_lab.display.webhook import VARIABLE, WebhookSink
 from rl_lab.monitoring.catalog import with_own_monitors
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
@@ -45,6 +42,7 @@ from rl_lab.run.keys import listening
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.out_of_memory import explaining_memory
 from rl_lab.run.phases import never_reached, parse_phases
+from rl_lab.run.services import add_wandb, add_webhook, without_webhook
 from rl_lab.run.session_callbacks import (
     FilmEvaluations,
     PurgeTensorBoard,
@@ -150,23 +148,6 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
         words = (f"{path}={value}" for path, _, value in chosen)
         sinks.say(f"auto: {', '.join(words)}")
     return resolved
-
-
-def without_webhook(config: RunConfig, sinks: Sinks) -> RunConfig:
-    """Post alerts from now on; the config that is written down does not have the URL, a secret."""
-    alerts = config.logging.alerts
-    add_webhook(alerts.webhook, sinks)
-    hidden = replace(alerts, webhook=HIDDEN if alerts.webhook else None)
-    return replace(config, logging=replace(config.logging, alerts=hidden))
-
-
-def add_webhook(url: str | None, sinks: Sinks) -> None:
-    """Post alerts to a URL, or to that of the environment; a saved config has lost its own."""
-    found = os.environ.get(VARIABLE) if url in (None, HIDDEN) else url
-    if found:
-        sinks.add(lambda: WebhookSink(found, tell=sinks.say))
-    elif url == HIDDEN:
-        sinks.warn(f"alerts are not posted: the webhook was not saved; set {VARIABLE}")
 
 
 def doubts(config: RunConfig) -> list[str]:
@@ -411,32 +392,6 @@ def explain_failure(
         f"to go on {begin}: rl-lab train --resume {from_here(directory.path)} "
         f"(the whole traceback is in its {directory.log_file.relative_to(directory.path)})"
     )
-
-
-def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | None) -> str:
-    """Track the run with Weights & Biases, in a process of its own; its id there, kept for life."""
-    # With the time of its birth: no run of another machine has the same id.
-    identity = known or f"{directory.created}-{directory.id}".lstrip("-")[:64]
-    config, sinks = orchestrator.config, orchestrator.sinks
-    wanted = config.logging.wandb
-    mode, reason = choose_mode(wanted.mode, os.environ, Path.home())
-    if mode == "disabled":
-        sinks.say(f"W&B: disabled ({reason})")
-        return identity
-    later = f"; to send it later: wandb sync {directory.path}/wandb/offline-run-*"
-    sinks.say(f"W&B: {mode} ({reason}){later if mode == 'offline' else ''}")
-    options = {
-        "mode": mode,
-        "dir": str(directory.path),
-        "project": wanted.project,
-        "entity": wanted.entity,
-        "tags": [*config.experiment.tags, *wanted.tags],
-        "id": identity,
-        "name": directory.path.name,
-        "config": to_tree(config),
-    }
-    sinks.add(lambda: WandbSink(options, tell=sinks.say))
-    return identity
 
 
 @contextmanager
