@@ -14,7 +14,7 @@ from rl_lab.config.compose import compose
 from rl_lab.config.resolve import resolve
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 from rl_lab.run.session import load_config, resume
 from tiny_dreamers import SIZES
 from tiny_runs import final_state, run_hash, tiny_config, tiny_run
@@ -53,7 +53,7 @@ REPLACED = {
 def workflow_of(*words):
     config = resolve(tiny_config(*words))
     context = make_context(config)
-    workflow = make_workflow(config, context)
+    workflow = make_algorithm(config, context)
     context.train_environment.close()
     return workflow
 
@@ -115,7 +115,10 @@ def test_a_part_by_its_path():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["CartPole-v1:ppo_none", "components.critic=mlp"], "components.critic: no part of ppo"),
+        (
+            ["CartPole-v1:ppo_defaults", "components.critic=mlp"],
+            "components.critic: no part of ppo",
+        ),
         ([*DREAMER, "components.critics=mlp"], "did you mean 'critic'"),
         ([*DREAMER, "components.critic=mpl"], "unknown critic 'mpl'"),
         ([*DREAMER, "components.critic={units: 3}"], "needs a _target_"),
@@ -210,6 +213,6 @@ def test_imagine_draws_vectors_and_films_images(dreamer, tmp_path, capsys):
 
 
 def test_imagine_needs_a_world_model(tmp_path, capsys):
-    tiny_run(tmp_path, "CartPole-v1:ppo_none", "training.total_timesteps=64")
+    tiny_run(tmp_path, "CartPole-v1:ppo_defaults", "training.total_timesteps=64")
     assert main(["imagine", "@last", "--runs-dir", str(tmp_path)]) == 2
     assert "ppo has no world model to imagine with" in capsys.readouterr().err

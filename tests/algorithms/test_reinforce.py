@@ -32,13 +32,13 @@ from rl_lab.core.state import fingerprint, join, split
 
 BORDERS = (RESET, TERMINATED, TRUNCATED)
 PHASE = {"name": "train", "type": "online", "step": 0, "progress": 0.0}
-CARTPOLE = ["CartPole-v1:reinforce_none", "algorithm.rollout_steps=16"]
+CARTPOLE = ["CartPole-v1:reinforce_defaults", "algorithm.rollout_steps=16"]
 
 
 def counter(tiny, lengths, *overrides, batch=1, rollout=4, envs=1, ends="terminated"):
     """REINFORCE on episodes of these lengths: step t pays t, and shows [episode, t - 1]."""
     return tiny(
-        "rl_lab/Counter-v0:reinforce_none",
+        "rl_lab/Counter-v0:reinforce_defaults",
         f"environment.kwargs={{lengths: {lengths}, ends: {ends}}}",
         f"environment.num_envs={envs}",
         f"algorithm.batch_steps={batch}",

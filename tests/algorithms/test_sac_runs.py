@@ -18,7 +18,7 @@ from rl_lab.core.batch import (
 from rl_lab.core.errors import ConfigError, UserError
 from tiny_runs import tiny_config, tiny_run
 
-CONTINUOUS, DISCRETE = "Pendulum-v1:sac_none", "CartPole-v1:sac_none"
+CONTINUOUS, DISCRETE = "Pendulum-v1:sac_defaults", "CartPole-v1:sac_defaults"
 SMALL = [
     "algorithm.learning_starts=8",
     "algorithm.batch_size=16",
@@ -29,7 +29,7 @@ SMALL = [
     "buffers.replay.capacity=1000",
 ]
 ROOMS, GATES, SWITCHES = (
-    f"space_envs:{name}-v0:sac_none" for name in ("Rooms", "Gates", "Switches")
+    f"space_envs:{name}-v0:sac_defaults" for name in ("Rooms", "Gates", "Switches")
 )
 MASK = "environment.wrappers=[{id: ActionMask}]"
 
@@ -52,8 +52,8 @@ def test_the_soft_optimal_policy_of_one_decision(tiny):
     workflow = tiny(DISCRETE, *SMALL, "algorithm.temperature=0.5").workflow
     action = torch.arange(16) % 2
     learn(workflow, rows_of(action, action.float(), 4, terminated=True), 300)
-    chances = workflow.policy(torch.ones(1, 4)).log_probs.exp()
-    assert chances[0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=0.01)
+    probabilities = workflow.policy(torch.ones(1, 4)).log_probs.exp()
+    assert probabilities[0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=0.01)
     q = workflow.critic.module(torch.ones(1, 4))[:, 0]
     torch.testing.assert_close(q, torch.tensor([[0.0, 1.0]] * 2), atol=0.02, rtol=0)
 
@@ -130,8 +130,8 @@ def test_actions_are_kept_in_the_policy_s_units(tiny):
 
 
 SPACES = {
-    "pixels": ["picture_env:Picture-v0:sac_none"],
-    "pixels_shared": ["picture_env:Picture-v0:sac_none", "network.shared_torso=true"],
+    "pixels": ["picture_env:Picture-v0:sac_defaults"],
+    "pixels_shared": ["picture_env:Picture-v0:sac_defaults", "network.shared_torso=true"],
     "dict": [ROOMS, "environment.normalize_obs=true", "network.shared_torso=true"],
     "tuple": [ROOMS, "environment.kwargs={shape: tuple}"],
     "mask": [GATES, MASK],
@@ -149,7 +149,7 @@ def test_it_trains_on(tmp_path, name):
 
 
 def test_a_shared_encoder_is_trained_by_the_critics_alone(tiny):
-    words = ["picture_env:Picture-v0:sac_none", *SMALL, "network.shared_torso=true"]
+    words = ["picture_env:Picture-v0:sac_defaults", *SMALL, "network.shared_torso=true"]
     orchestrator = tiny(*words)
     workflow = orchestrator.workflow
     for _ in range(8):

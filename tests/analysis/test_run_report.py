@@ -156,7 +156,7 @@ def test_an_algorithm_that_is_not_here_does_not_stop_the_report(tmp_path):
 
 def test_a_run_writes_its_own_report_when_it_ends(tmp_path):
     # Everything that the run knew is in it: the sink is called after the last row was written.
-    words = ["CartPole-v1:ppo_none", "training.total_timesteps=256", "logging.report=true"]
+    words = ["CartPole-v1:ppo_defaults", "training.total_timesteps=256", "logging.report=true"]
     command = ["rl-lab", "train", "CartPole-v1:ppo"]
     outcome = train(tiny_config(*words), root=tmp_path, command=command, view=with_report(no_view))
     text = (outcome.run.path / "report.md").read_text()
@@ -175,7 +175,7 @@ def test_a_run_that_was_interrupted_has_a_report_too(tmp_path):
         def write(self, step, row):
             os.kill(os.getpid(), signal.SIGINT)
 
-    config = tiny_config("CartPole-v1:ppo_none", "logging.report=true")
+    config = tiny_config("CartPole-v1:ppo_defaults", "logging.report=true")
     outcome = train(config, root=tmp_path, view=with_report(lambda *_: [CtrlC()]))
     assert outcome.exit_code == 130
     text = (outcome.run.path / "report.md").read_text()

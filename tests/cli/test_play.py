@@ -25,7 +25,8 @@ def root(tmp_path_factory):
     """A policy with a memory on CartPole, one with small pictures, and one that cannot be seen."""
     root = tmp_path_factory.mktemp("runs")
     short = ["training.total_timesteps=256", "environment.vectorization=sync"]
-    tiny_run(root, "CartPole-v1:ppo_gru", "experiment.seed=3", "checkpoint.every_steps=128", *short)
+    memory = "CartPole-v1:ppo_gru_defaults"
+    tiny_run(root, memory, "experiment.seed=3", "checkpoint.every_steps=128", *short)
     for spec in ("PointGoal-v0:random", "rl_lab/Counter-v0:random"):
         tiny_run(root, spec, "training.total_timesteps=512")
     return root

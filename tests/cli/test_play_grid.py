@@ -17,8 +17,10 @@ pytestmark = [pytest.mark.needs("PIL"), pytest.mark.needs("pygame")]
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
-    tiny_run(root, "CartPole-v1:ppo_gru", "experiment.name=a", "training.total_timesteps=512")
-    tiny_run(root, "CartPole-v1:ppo_none", "experiment.name=b", "training.total_timesteps=256")
+    tiny_run(
+        root, "CartPole-v1:ppo_gru_defaults", "experiment.name=a", "training.total_timesteps=512"
+    )
+    tiny_run(root, "CartPole-v1:ppo_defaults", "experiment.name=b", "training.total_timesteps=256")
     return root
 
 

@@ -17,7 +17,7 @@ from rl_lab.run.session import load_config, resume, train
 from tiny_runs import run_hash, tiny_config, tiny_run
 
 ALERT = Alert(512, "kl_high", "train/approx_kl", 0.2, "train/approx_kl is 0.2: above 0.05", "less")
-BROKEN = ("CartPole-v1:ppo_none", "algorithm.learning_rate=10")
+BROKEN = ("CartPole-v1:ppo_defaults", "algorithm.learning_rate=10")
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +122,9 @@ def test_a_run_posts_and_its_folder_does_not_know_where_to(server, tmp_path, cap
     http = server(200)
     word = f"logging.alerts.webhook={http.url}"
     words = ["training.total_timesteps=8192", "algorithm.learning_rate=10", word]
-    assert main(["train", "CartPole-v1:ppo_none", *words, "--runs-dir", str(tmp_path), "-q"]) == 0
+    assert (
+        main(["train", "CartPole-v1:ppo_defaults", *words, "--runs-dir", str(tmp_path), "-q"]) == 0
+    )
     assert any(body["monitor"] == "kl_high" for body in http.bodies)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(files) > 5

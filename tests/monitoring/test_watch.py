@@ -86,7 +86,7 @@ def test_a_saved_watch_goes_on_with_the_same_alerts(values, cut):
 
 
 def test_each_algorithm_has_its_own_monitors():
-    ppo = monitors_of(tiny_config("CartPole-v1:ppo_none"), discrete=True)
+    ppo = monitors_of(tiny_config("CartPole-v1:ppo_defaults"), discrete=True)
     sac = monitors_of(tiny_config("Pendulum-v1:sac"), discrete=False)
     assert {"kl_high", "no_progress", "entropy_collapse"} <= set(ppo)
     assert "temperature_high" not in ppo
@@ -97,22 +97,22 @@ def test_each_algorithm_has_its_own_monitors():
 
 def test_ignored_ones_and_no_monitors_at_all():
     found = monitors_of(
-        tiny_config("CartPole-v1:ppo_none", "logging.alerts.ignore=['kl_*']"), discrete=True
+        tiny_config("CartPole-v1:ppo_defaults", "logging.alerts.ignore=['kl_*']"), discrete=True
     )
     assert "clip_high" in found and not any(name.startswith("kl_") for name in found)
-    config = tiny_config("CartPole-v1:ppo_none", "logging.alerts.policy=ignore")
+    config = tiny_config("CartPole-v1:ppo_defaults", "logging.alerts.policy=ignore")
     assert monitors_of(config, discrete=True) == {}
-    hours = tiny_config("CartPole-v1:ppo_none", "logging.alerts.max_hours=0.5")
+    hours = tiny_config("CartPole-v1:ppo_defaults", "logging.alerts.max_hours=0.5")
     assert monitors_of(hours, discrete=True)["late"].above == 0.5
 
 
 def test_a_run_declares_monitors_of_its_own():
     word = "logging.alerts.monitors={short: {metric: eval/length_mean, below: 30, tip: look}}"
-    config = tiny_config("CartPole-v1:ppo_none", word)
+    config = tiny_config("CartPole-v1:ppo_defaults", word)
     assert monitors_of(config, discrete=True)["short"].below == 30
     with pytest.raises(ConfigError) as problem:
         wrong = "logging.alerts.monitors={a: {metric: x}, b: {above: 1}, c: {metric: x, abov: 1}}"
-        tiny_config("CartPole-v1:ppo_none", wrong)
+        tiny_config("CartPole-v1:ppo_defaults", wrong)
     text = str(problem.value)
     assert "logging.alerts.monitors.a: it never fires" in text
     assert "logging.alerts.monitors.b.metric: must not be empty" in text
@@ -127,14 +127,14 @@ def test_the_users_metrics_yaml_declares_monitors_that_the_run_keeps(tmp_path):
         "  kl_high: {metric: train/approx_kl, above: 0.5}\n"
         "  mine: {metric: train/x, below: 0}\n"
     )
-    config = with_own_monitors(tiny_config("CartPole-v1:ppo_none"), file)
+    config = with_own_monitors(tiny_config("CartPole-v1:ppo_defaults"), file)
     found = monitors_of(config, discrete=True)
     assert found["kl_high"].above == 0.5 and found["mine"].below == 0
     assert set(config.logging.alerts.monitors) == {"kl_high", "mine"}
     assert load_display([file])["train/x"].precision == 1  # the block is no metric
     # What the run itself says comes first.
     word = "logging.alerts.monitors={mine: {metric: train/x, below: -9}}"
-    config = with_own_monitors(tiny_config("CartPole-v1:ppo_none", word), file)
+    config = with_own_monitors(tiny_config("CartPole-v1:ppo_defaults", word), file)
     assert config.logging.alerts.monitors["mine"].below == -9
 
 
@@ -154,7 +154,7 @@ def test_mistakes_in_metrics_yaml_are_told(tmp_path, text, message):
 
 
 def test_a_monitor_to_be_ignored_must_exist(tmp_path):
-    config = tiny_config("CartPole-v1:ppo_none", "logging.alerts.ignore=[kl_hihg]")
+    config = tiny_config("CartPole-v1:ppo_defaults", "logging.alerts.ignore=[kl_hihg]")
     with pytest.raises(ConfigError, match=r"no monitor is called 'kl_hihg'.*'kl_high'"):
         with_own_monitors(config, tmp_path / "none.yaml")
 

@@ -15,7 +15,7 @@ from rl_lab.run import efficiency
 from rl_lab.run.session import resume, train
 from tiny_runs import final_state, tiny_config, tiny_run
 
-PPO, DQN, SAC = "CartPole-v1:ppo_none", "CartPole-v1:dqn", "Pendulum-v1:sac"
+PPO, DQN, SAC = "CartPole-v1:ppo_defaults", "CartPole-v1:dqn", "Pendulum-v1:sac"
 BROKEN = (PPO, "algorithm.learning_rate=10")
 
 
@@ -37,7 +37,7 @@ class Heard(Sink):
 # -- planted faults -------------------------------------------------------------------------------
 
 LEARNING = ("algorithm.learning_starts=64", "algorithm.batch_size=16")
-STILL = ("MountainCar-v0:ppo_none", "algorithm.learning_rate=1e-12")
+STILL = ("MountainCar-v0:ppo_defaults", "algorithm.learning_rate=1e-12")
 SPOILT = "training.callbacks={x: {type: spoil}}"
 FAULTS = {
     "kl_high": BROKEN,
@@ -68,7 +68,7 @@ def spoiling(names_restored):
         def after_update(self, run, hook):
             self.updates += 1
             if self.updates == 13:
-                for weight in run.workflow.learner.module.parameters():
+                for weight in run.algorithm.learner.module.parameters():
                     weight.data.mul_(300)
 
 

@@ -19,7 +19,7 @@ from rl_lab.run.activations import activation_statistics, effective_rank
 from rl_lab.run.session import load_config, no_view, resume
 from tiny_runs import SMALL, SMALL_PPO, run_hash, tiny_config, tiny_run
 
-PPO = "CartPole-v1:ppo_none"
+PPO = "CartPole-v1:ppo_defaults"
 
 
 # -- auto -----------------------------------------------------------------------------------------
@@ -72,10 +72,10 @@ def traced():
 @pytest.mark.parametrize(
     "words",
     [
-        ("CartPole-v1:ppo_none",),
-        ("CartPole-v1:ppo_none", "algorithm.batch_size=32"),
-        ("CartPole-v1:ppo_gru", "algorithm.minibatches=4"),
-        ("CartPole-v1:ppo_none", "algorithm.minibatches=64"),
+        ("CartPole-v1:ppo_defaults",),
+        ("CartPole-v1:ppo_defaults", "algorithm.batch_size=32"),
+        ("CartPole-v1:ppo_gru_defaults", "algorithm.minibatches=4"),
+        ("CartPole-v1:ppo_defaults", "algorithm.minibatches=64"),
         ("CartPole-v1:random", "environment.vectorization=process", "algorithm.collect_steps=16"),
     ],
 )
@@ -157,7 +157,7 @@ def test_dead_layers_give_an_alert(tmp_path, names_restored):
             pass
 
         def after_update(self, run, hook):
-            for name, weight in run.workflow.learner.module.named_parameters():
+            for name, weight in run.algorithm.learner.module.named_parameters():
                 if "torsos" in name and name.endswith("bias"):
                     weight.data.fill_(-1e3)
 
@@ -188,7 +188,7 @@ def run_weights(run):
 
 
 def test_debug_changes_nothing_of_the_run(tmp_path):
-    config = tiny_config("CartPole-v1:ppo_gru", "algorithm.minibatches=2")
+    config = tiny_config("CartPole-v1:ppo_gru_defaults", "algorithm.minibatches=2")
     plain = session.train(config, root=tmp_path / "a")
     watched = session.train(config, root=tmp_path / "b", debug=True)
     assert run_hash(plain.run) == run_hash(watched.run)
@@ -199,7 +199,7 @@ def test_debug_changes_nothing_of_the_run(tmp_path):
 def test_debug_names_the_parameter_whose_gradient_is_bad(tiny):
     orchestrator = tiny()
     orchestrator.add_callback("weights", debug.WeightLog())
-    learner = orchestrator.workflow.learner
+    learner = orchestrator.algorithm.learner
     real, where = learner._apply, learner.names.index("critic.weight")
 
     def poisoned(state, found, *rest):
@@ -215,7 +215,7 @@ def test_debug_names_the_parameter_whose_gradient_is_bad(tiny):
 
 def test_debug_finds_a_bad_gradient_that_an_algorithm_applied(tiny):
     orchestrator = tiny()
-    weight = orchestrator.workflow.model.critic.weight
+    weight = orchestrator.algorithm.model.critic.weight
 
     def update(batch, *, phase):
         weight.grad = torch.full_like(weight, float("inf"))

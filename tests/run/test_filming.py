@@ -14,7 +14,7 @@ from rl_lab.display.wandb import WandbSink
 from rl_lab.run.session import resume, train
 from tiny_runs import run_hash, tiny_config, tiny_run
 
-PPO = "CartPole-v1:ppo_none"
+PPO = "CartPole-v1:ppo_defaults"
 EVERY_2 = "logging.video_every=2"
 pytestmark = [pytest.mark.needs("PIL"), pytest.mark.needs("pygame")]
 

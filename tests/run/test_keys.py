@@ -20,7 +20,7 @@ from rl_lab.run.keys import HELP, Keys
 from rl_lab.run.session import resume, train
 from tiny_runs import SMALL, SMALL_PPO, run_hash, tiny_config, tiny_run
 
-PPO = "CartPole-v1:ppo_none"
+PPO = "CartPole-v1:ppo_defaults"
 
 
 class Heard(Sink):

@@ -1,4 +1,4 @@
-"""A trained policy at play, before somebody's eyes: in a window, or filmed."""
+"""Play a trained policy: in a window, or as a video."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress

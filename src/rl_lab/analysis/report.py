@@ -70,6 +70,7 @@ def write_report(directory: RunDirectory) -> list[Path]:
     blocks: list[Block] = [
         *_what(run),
         *_results(run, curves, display),
+        *_costs(run, display),
         *_pictured(drawing),
         *_checkpoint(run),
         *_videos(directory.path),
@@ -152,6 +153,15 @@ def _what(run: Run) -> list[Block]:
     return [Heading("What was run"), Grid(["", ""], rows)]
 
 
+def _costs(run: Run, display: Display) -> list[Block]:
+    costs = run.summary.get("efficiency") or {}
+    rows = [
+        [name, f"{display[name].text(costs[name])} {display[name].unit}".rstrip()]
+        for name in display.ordered(costs)
+    ]
+    return [Heading("What it cost"), Grid(["", ""], rows)] if rows else []
+
+
 def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Block]:
     rows = []
     for which, test in (run.summary.get("test") or {}).items():
@@ -160,6 +170,9 @@ def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Bl
         value = f"{mean:,.1f} [{mean - half:,.1f}, {mean + half:,.1f}]"
         note = f"95 % interval over {test['episodes']} unseen episodes, of this one seed"
         rows.append([f"test return of the {which} policy", value, note])
+    if (optimum := run.summary.get("optimum")) is not None:
+        note = "expected return of the best policy in the environment itself"
+        rows.append(["optimum", f"{optimum:,.3f}", note])
     for name in display.ordered(curves):
         style = display[name]
         if style.highlight or name in MAIN_METRICS["loss"]:

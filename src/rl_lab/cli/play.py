@@ -1,13 +1,17 @@
 """`rl-lab play`: watch a trained policy, in a window or as a film."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_lab.cli.arguments import RUN_HELP, RUNS, Json, RunsDir, Trust, count
 from rl_lab.cli.printing import cell, say, say_json, table, warn
 from rl_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_lab.analysis.playing import Playback
+    from rl_lab.collect.play import Played
 
 
 def play(
@@ -42,14 +46,25 @@ def play(
     from rl_lab import api
 
     if grid:
-        options: dict[str, Any] = {"episodes": episodes, "sample": sample, "max_steps": max_steps}
-        options |= {"seed": seed or 0, "trust": trust, "runs_dir": runs_dir}
-        return _grid(runs, video, options, as_json=as_json)
+        if video is None:
+            raise UserError("--grid needs --video FILE.mp4 or .gif")
+        found = api.play_grid(
+            runs,
+            video,
+            episodes=episodes,
+            sample=sample,
+            seed=seed or 0,
+            max_steps=max_steps,
+            trust=trust,
+            runs_dir=runs_dir,
+            warn=lambda line: warn(f"warning: {line}"),
+        )
+        return _told(found, as_json=as_json)
     if len(runs) > 1:
         raise UserError("several runs are played side by side with --grid --video FILE")
     run = runs[0]
 
-    def tell(number: int, episode: Any) -> None:
+    def tell(number: int, episode: "Played") -> None:
         if not as_json:
             end = "ended" if episode.terminated else "truncated"
             say(f"episode {number}: return {cell(episode.total)}, {episode.length:,} steps, {end}")
@@ -80,13 +95,8 @@ def play(
     return result.exit_code
 
 
-def _grid(runs: list[str], video: Path | None, options: dict[str, Any], *, as_json: bool) -> int:
-    """Film them side by side; one line per policy."""
-    from rl_lab import api
-
-    if video is None:
-        raise UserError("--grid needs --video FILE.mp4 or .gif")
-    found = api.play_grid(runs, video, **options, warn=lambda line: warn(f"warning: {line}"))
+def _told(found: list["Playback"], *, as_json: bool) -> int:
+    """What was played side by side, a line for each policy."""
     if as_json:
         say_json([each.to_tree() for each in found])
     else:
@@ -95,7 +105,7 @@ def _grid(runs: list[str], video: Path | None, options: dict[str, Any], *, as_js
             for each in found
         ]
         say(table(rows, ["run", "step", "return"]))
-        say(f"video: {video}")
+        say(f"video: {found[0].video}")
     if found[0].exit_code:
         warn("interrupted")
     return found[0].exit_code

@@ -26,7 +26,7 @@ GIF_FPS = 50  # a faster GIF is shown by many viewers at 10 frames per second
 
 
 class Encoder(Protocol):
-    """What turns frames [H, W, 3], bytes in colour and all of one size, into a file."""
+    """What turns frames [H, W, 3], bytes in color and all of one size, into a file."""
 
     def add(self, frame: Array) -> None:
         """The next frame."""
@@ -139,7 +139,7 @@ def as_gif(file: Path) -> tuple[bytes, int, int]:
 
 
 def picture_of(rendered: object, id: str) -> Array:
-    """What `render` returned as [H, W, 3] bytes; grey becomes colour, transparency goes."""
+    """What `render` returned as [H, W, 3] bytes; gray becomes color, transparency goes."""
     picture = np.asarray(rendered)
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
         raise UserError(f"'{id}' cannot be recorded: its render() gives {_described(rendered)}")

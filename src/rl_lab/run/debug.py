@@ -90,15 +90,15 @@ class WeightLog(Callback):
         """Open the file, and let optimizers keep their gradients."""
         self.log = MetricLog(run.folder / "logs" / WEIGHTS)
         run.resources.callback(self.log.close)
-        for part in run.workflow.parts().values():
+        for part in run.algorithm.parts().values():
             if isinstance(part, Learner):
                 part.inspected = True
-        self.activations, end = watch_activations(networks(run.workflow.parts()))
+        self.activations, end = watch_activations(networks(run.algorithm.parts()))
         run.resources.callback(end)
 
     def after_update(self, run: Orchestrator, hook: str) -> None:
         """One row."""
-        parts = run.workflow.parts()
+        parts = run.algorithm.parts()
         gradients = named_gradients(parts)
         bad = [name for name, each in gradients.items() if not bool(torch.isfinite(each).all())]
         if bad:

@@ -16,6 +16,7 @@ from rl_lab.collect.collector import Stopwatch
 from rl_lab.core.clock import Counters
 from rl_lab.core.learner import Learner
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.core.tree import named_leaves
 
 GB = 1e9
 MEMORY_SECONDS = 1.0  # a measured memory is used again for this long
@@ -110,6 +111,23 @@ def rates(counts: Mapping[str, float]) -> dict[str, float]:
     if counts.get("updates"):
         found["time/update_ms"] = 1e3 * counts["update"] / counts["updates"]
     return found
+
+
+def fixed_costs(
+    parts: Iterable[Any], state: Any, decision_flops: int, num_envs: int
+) -> dict[str, float]:
+    """What does not depend on the machine, where it is known.
+
+    Floating-point operations of one decision in one environment and of one gradient step, and the
+    bytes of `state`, a memory's for one environment.
+    """
+    learners = [part for part in parts if isinstance(part, Learner)]
+    found = {
+        "sys/decision_mflops": decision_flops / num_envs / 1e6,
+        "sys/gradient_mflops": sum(each.flops or 0 for each in learners) / 1e6,
+        "sys/state_bytes": sum(leaf.nbytes for _, leaf in named_leaves(state) if leaf is not None),
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def resident_bytes(process: int | str = "self") -> int | None:

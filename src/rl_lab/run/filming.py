@@ -26,7 +26,9 @@ def film(run: "Orchestrator", name: str) -> Path:
     directory, config = RunDirectory(run.folder), run.config
     step = run.counters.env_steps
     file = directory.videos / f"{name}-{step:012d}{film_suffix()}"
-    loaded = LoadedPolicy(directory, step, config, run.workflow.context, run.workflow, run.evaluate)
+    loaded = LoadedPolicy(
+        directory, step, config, run.algorithm.context, run.algorithm, run.evaluate
+    )
     with run.streams.borrowed("video/"):
         player = Policy.of(loaded)
         with closing(make_shown(config.environment, window=False)) as env:
