@@ -74,8 +74,8 @@ def test_a_world_that_cannot_be_drawn_costs_one_line(tmp_path):
     heard = Heard()
     config = tiny_config("rl_lab/Counter-v0:random", "logging.video_every=1")
     run = train(config, root=tmp_path, view=lambda *_: [heard]).run
-    (line,) = [each for each in heard.said if "no videos" in each]
-    assert line.startswith("WARNING: no videos: 'rl_lab/Counter-v0' cannot be shown: ")
+    (line,) = [each for each in heard.said if "no video" in each]
+    assert line.startswith("WARNING: no video: 'rl_lab/Counter-v0' cannot be shown: ")
     assert not run.videos.exists()
 
 

@@ -16,11 +16,23 @@ if TYPE_CHECKING:
 MOST_FRAMES = 1_000  # of one video: an episode may last for ever
 
 
-def film(run: "Orchestrator", name: str) -> Path:
-    """One episode as a video in the run's `videos/`; a `UserError` if there is none to be had.
+def film(run: "Orchestrator", name: str) -> Path | None:
+    """One episode as a video in the run's `videos/` and its displays; None if there is none.
 
-    Random streams are borrowed and the environment is its own: training does not notice.
+    Why there is none is said, and training goes on.
     """
+    try:
+        file = _film(run, name)
+    except Exception as error:  # noqa: BLE001 - somebody's render(); no video is worth a run
+        lines = str(error).splitlines() or [type(error).__name__]
+        run.sinks.warn(f"no video: {lines[0]}")
+        return None
+    run.sinks.film(run.counters.env_steps, file)
+    return file
+
+
+def _film(run: "Orchestrator", name: str) -> Path:
+    """Random streams are borrowed and the environment is its own: training does not notice."""
     from rl_lab.run.policy import LoadedPolicy, Policy  # they import the session
 
     directory, config = RunDirectory(run.folder), run.config

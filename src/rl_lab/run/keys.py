@@ -5,13 +5,14 @@ import select
 import signal
 import sys
 import termios
+import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from rl_lab.core.errors import NonFiniteError, UserError
+from rl_lab.core.errors import NonFiniteError
 from rl_lab.run.callback import Callback
 from rl_lab.run.filming import film
 from rl_lab.run.orchestrator import Orchestrator
@@ -34,6 +35,7 @@ class Keyboard:
     def key(self, seconds: float = 0.0) -> str | None:
         """The next key, if one is pressed within this time."""
         if self._before is None or not self._in_front():
+            time.sleep(seconds)
             return None
         ready, _, _ = select.select([self.descriptor], [], [], seconds)
         if not ready:
@@ -151,13 +153,8 @@ def save(run: Orchestrator) -> None:
 
 def record(run: Orchestrator) -> None:
     """A video of one episode of the policy as it is now."""
-    try:
-        file = film(run, "key")
-    except UserError as error:
-        run.sinks.warn(f"no video: {error}")
-        return
-    run.sinks.say(f"video: {file}")
-    run.sinks.film(run.counters.env_steps, file)
+    if (file := film(run, "key")) is not None:
+        run.sinks.say(f"video: {file}")
 
 
 def leave(run: Orchestrator) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from rl_lab.collect.evaluate import Evaluation
-from rl_lab.core.errors import UserError
 from rl_lab.display.sinks import Sink, TensorBoardSink
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.run.callback import Callback
@@ -37,13 +36,8 @@ class FilmEvaluations(Callback):
         """A world that cannot be drawn ends the videos, not the run."""
         if self.every == 0 or (run.progress.evaluations + 1) % self.every:
             return
-        try:
-            file = film(run, "eval")
-        except (UserError, OSError) as error:
+        if film(run, "eval") is None:
             self.every = 0
-            run.sinks.warn(f"no videos: {error}")
-            return
-        run.sinks.film(run.counters.env_steps, file)
 
 
 class PurgeTensorBoard(Callback):
