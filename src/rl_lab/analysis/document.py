@@ -101,7 +101,13 @@ class More:
 
 
 Block = More | Heading | Paragraph | Items | Grid | Code | Media | Drawing
-KINDS = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4", ".webm": "video/webm"}
+KINDS = {
+    ".png": "image/png",
+    ".gif": "image/gif",
+    ".svg": "image/svg+xml",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+}
 
 
 def to_markdown(title: str, blocks: Sequence[Block]) -> str:
