@@ -42,7 +42,8 @@ LAYERS: dict[str, set[str]] = {
     "api": L3 | {"analysis", "objects"},
     "objects": L3,
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
-    **{name: L3 | {"api", name} for name in ("ui", "hub", "benchmarking")},
+    "ui": L3 | {"analysis", "tuning", "ui"},
+    **{name: L3 | {"api", name} for name in ("hub", "benchmarking")},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
@@ -63,6 +64,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "buffers": NUMBERS | {"minari"},
     "tuning": NUMBERS | {"optuna", "yaml"},
     "benchmarking": NUMBERS | {"matplotlib"},
+    "ui": {"numpy", "starlette", "uvicorn"},
 }
 
 # The files that write to disk, and what. Everything else goes through `records/commit.py`.

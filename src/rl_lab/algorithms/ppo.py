@@ -30,6 +30,7 @@ from rl_lab.core.batch import (
     Batch,
     Metrics,
 )
+from rl_lab.core.distributions import described
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.optim import OptimizerConfig
@@ -274,6 +275,11 @@ class PPO(Algorithm):
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
+
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """The distribution over actions, and the value."""
+        policy, value, _ = self.model.look(obs, state)
+        return {**described(policy), "value": value}
 
     def initial_state(self, batch: int) -> Any:
         """What the memories start an episode with; None without one."""

@@ -34,6 +34,7 @@ from rl_lab.core.batch import (
     CollectResult,
     Metrics,
 )
+from rl_lab.core.distributions import described
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.optim import OptimizerConfig
@@ -217,6 +218,11 @@ class Reinforce(Algorithm):
     def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
+
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """The distribution over actions, and the value of the baseline if there is one."""
+        policy, value, _ = self.model.look(obs, state)
+        return {**described(policy), **({"value": value} if self.has_baseline else {})}
 
     def initial_state(self, batch: int) -> Any:
         """What the memories start an episode with."""

@@ -26,12 +26,14 @@ def play(
     max_steps: int | None = None,
     begin: Callable[[], None] = nothing,
     show: Callable[[], None] = nothing,
+    stepped: Callable[[Any, float], None] = lambda obs, reward: None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[Played]:
     """One episode for each seed, in a single environment of Gymnasium's kind.
 
     `begin` is called before every episode, `show` at every frame of it: the first one, and the one
-    after each step. `interrupted` is asked before every step; an episode that it stops is not told.
+    after each step; `stepped` after each step, with what it brought. `interrupted` is asked before
+    every step; an episode that it stops is not told.
     """
     for seed in seeds:
         begin()
@@ -44,5 +46,6 @@ def play(
             obs, reward, terminated, truncated, _ = env.step(act(obs))
             total, length = total + float(reward), length + 1
             over = terminated or truncated or length == max_steps
+            stepped(obs, float(reward))
             show()
         yield Played(total, length, bool(terminated))

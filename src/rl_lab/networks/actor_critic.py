@@ -192,13 +192,13 @@ class ActorCritic(nn.Module):
             if t % chunk == 0:
                 states.append(state)
             state = where_rows(resets[t], fresh, state)
-            log_prob, value, state = self._look(picked(obs, t), action[t], state)
-            log_probs.append(log_prob)
+            policy, value, state = self.look(picked(obs, t), state)
+            log_probs.append(policy.log_prob(action[t]))
             values.append(value)
             # Inside an episode the next row's value is the bootstrap. Elsewhere the memory looks
             # one frame further, and forgets that it did.
             ahead = t == last or bool(ended[t].any())
-            peek = self._look(picked(next_obs, t), action[t], state)[1] if ahead else None
+            peek = self.look(picked(next_obs, t), state)[1] if ahead else None
             next_values.append(peek)
         following = [*values[1:], values[-1]]
         filled = [
@@ -207,12 +207,15 @@ class ActorCritic(nn.Module):
         ]
         return Unrolled(torch.stack(log_probs), torch.stack(values), torch.stack(filled), states)
 
-    def _look(self, obs: Obs, action: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+    def look(self, obs: Obs, state: State) -> tuple[Distribution, Tensor, State]:
+        """Distribution and value of one time step [N, …], and all memories one step further."""
+        if not self.has_memory:
+            return *self(obs, state, None), state
         mask, obs = self._mask(obs), self.normalizer(obs)
         steps = {role: torso.step(obs, state[role]) for role, torso in self.torsos.items()}
-        log_prob = self.actor(steps[self.actor_torso][0], mask).log_prob(action)
+        policy = self.actor(steps[self.actor_torso][0], mask)
         value = self._value(steps[self.critic_torso][0])
-        return log_prob, value, {role: moved for role, (_, moved) in steps.items()}
+        return policy, value, {role: moved for role, (_, moved) in steps.items()}
 
     def _mask(self, obs: Obs) -> Tensor | None:
         return obs[ACTION_MASK] if self.is_masked else None
