@@ -27,7 +27,7 @@ from rl_lab.cli.bench import as_text
 from rl_lab.cli.printing import warn
 from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import RunError
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 
 SPEC = "CartPole-v1:dreamer_v3"
 PEER = Path(__file__).with_name("dreamer_peer.py")
@@ -40,17 +40,17 @@ def own_steps(steps: int, compile: str) -> list[float]:
     torch.set_num_threads(1)
     context = make_context(config)
     with closing(context.train_environment):
-        workflow = make_workflow(config, context)
+        algorithm = make_algorithm(config, context)
         buffer = context.buffers["replay"]
         phase = {"type": "offline", "step": 0, "buffer": None, "phase_steps": 0}
         for _ in range(100 // config.algorithm.train_every):
-            buffer.add(workflow.collect_step(0, phase=phase).trajectory)
+            buffer.add(algorithm.collect_step(0, phase=phase).trajectory)
         seconds = []
         for _ in range(steps):
             began = time.perf_counter()
             for hook in ("update_world_model", "update_controller"):
-                batch = workflow.sample(buffer, hook=hook, phase=phase)
-                getattr(workflow, hook)(batch, phase=phase)
+                batch = algorithm.sample(buffer, hook=hook, phase=phase)
+                getattr(algorithm, hook)(batch, phase=phase)
             seconds.append(time.perf_counter() - began)
     return seconds
 

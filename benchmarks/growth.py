@@ -82,20 +82,20 @@ def width(size: int, seconds: float) -> Found:
 def trained(words: list[str], seconds: float) -> tuple[dict[str, float], int]:
     """Microseconds per environment step of collecting and of updating, and the parameters."""
     from rl_lab.config.resolve import resolve
-    from rl_lab.run.build import make_context, make_workflow
+    from rl_lab.run.build import make_algorithm, make_context
     from rl_lab.run.efficiency import count_parameters
 
     config = resolve(configure("CartPole-v1:ppo_none", [*MATCHED, *words])[0])
     context = make_context(config)
-    workflow = make_workflow(config, context)
+    algorithm = make_algorithm(config, context)
     collecting = updating = 0.0
     steps = -1  # the first round fills caches
     with closing(context.train_environment):
         while steps <= 0 or collecting + updating < seconds:
             started = time.perf_counter()
-            result = workflow.collect_step(0, phase=PHASE)
+            result = algorithm.collect_step(0, phase=PHASE)
             middle = time.perf_counter()
-            workflow.update(result.trajectory, phase=PHASE)
+            algorithm.update(result.trajectory, phase=PHASE)
             if steps < 0:
                 steps = 0
                 continue
@@ -103,7 +103,7 @@ def trained(words: list[str], seconds: float) -> tuple[dict[str, float], int]:
             updating += time.perf_counter() - middle
             steps += result.steps
     costs = {"collect": 1e6 * collecting / steps, "update": 1e6 * updating / steps}
-    return costs, count_parameters([*workflow.parts().values()])["total"]
+    return costs, count_parameters([*algorithm.parts().values()])["total"]
 
 
 def rows(count: int, seconds: float) -> Found:

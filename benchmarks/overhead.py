@@ -36,7 +36,7 @@ from rl_lab.core.schema import RunConfig
 from rl_lab.display.sinks import Sinks, TensorBoardSink
 from rl_lab.display.terminal import TerminalView
 from rl_lab.records.run_directory import RunDirectory
-from rl_lab.run.build import build_run, make_context, make_workflow
+from rl_lab.run.build import build_run, make_algorithm, make_context
 from rl_lab.run.efficiency import count_parameters
 from rl_lab.run.orchestrator import Orchestrator
 
@@ -126,7 +126,7 @@ def real(config: RunConfig) -> float:
 def bare(config: RunConfig) -> float:
     """Microseconds per step of the same calls without anything around them."""
     context = make_context(config)
-    workflow = make_workflow(config, context)
+    algorithm = make_algorithm(config, context)
     (buffer,) = context.buffers.values()
     marks: list[tuple[float, int]] = []
     steps = 0
@@ -134,11 +134,11 @@ def bare(config: RunConfig) -> float:
         while steps < config.training.total_timesteps:
             left = config.training.total_timesteps - steps
             phase = PHASE | {"step": steps, "steps_left": left}
-            result = workflow.collect_step(steps, phase=phase)
+            result = algorithm.collect_step(steps, phase=phase)
             steps += result.steps
             assert result.trajectory is not None
             buffer.add(result.trajectory)
-            workflow.update(buffer.sample(), phase=phase | {"env_steps": steps})
+            algorithm.update(buffer.sample(), phase=phase | {"env_steps": steps})
             buffer.done()
             marks.append((time.perf_counter(), steps))
     return steady(marks)
@@ -233,7 +233,7 @@ def checkpoint(repeats: int, tell: Tell) -> Report:
                 Sinks([], None),
             )
             open_ones.enter_context(closing(run))
-            total = count_parameters([*run.workflow.parts().values()])["total"]
+            total = count_parameters([*run.algorithm.parts().values()])["total"]
             runs[f"{SPEC}, {total:,} parameters"] = run
         jobs = {name: (lambda run=run: saving(run)) for name, run in runs.items()}
         for job in jobs.values():

@@ -27,7 +27,7 @@ from rl_lab.config.tree import to_tree
 from rl_lab.core.errors import RunError
 from rl_lab.planning.cem import cem, planner_noise
 from rl_lab.planning.plans import Plan
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 
 SPEC = "dm_control/cartpole-balance:planet"
 
@@ -36,9 +36,9 @@ def compare(spec: str, environments: int, repeats: int, tell: Tell, *words: str)
     config = resolve(configure(spec, ["compute.compile=off", *words])[0])
     context = make_context(config)
     with closing(context.train_environment), torch.no_grad():
-        workflow = make_workflow(config, context)
-        assert isinstance(workflow, PlaNet)
-        jobs = planners(workflow, environments)
+        algorithm = make_algorithm(config, context)
+        assert isinstance(algorithm, PlaNet)
+        jobs = planners(algorithm, environments)
         plans = [job() for job in jobs.values()]
         if not torch.allclose(plans[0].mean, plans[1].mean, atol=1e-3):
             raise RunError("the two ways do not give the same plan")
@@ -60,18 +60,18 @@ def compare(spec: str, environments: int, repeats: int, tell: Tell, *words: str)
     )
 
 
-def planners(workflow: PlaNet, environments: int) -> dict[str, Callable[[], Plan]]:
+def planners(algorithm: PlaNet, environments: int) -> dict[str, Callable[[], Plan]]:
     """The same plan in two ways."""
-    generator, config = torch.Generator().manual_seed(0), workflow.config.planner
-    actions = workflow.initial_state(1)["action"].shape[1]
+    generator, config = torch.Generator().manual_seed(0), algorithm.config.planner
+    actions = algorithm.initial_state(1)["action"].shape[1]
     belief = {
         key: torch.randn(value.shape, generator=generator)
-        for key, value in workflow.world.rssm.initial(environments).items()
+        for key, value in algorithm.world.rssm.initial(environments).items()
     }
-    latents = workflow.world.noise((config.horizon, config.candidates), generator)
+    latents = algorithm.world.noise((config.horizon, config.candidates), generator)
     noise = planner_noise(config, environments, actions, generator)
     first = torch.zeros(environments, config.horizon, actions)
-    sums = partial(reward_sums, workflow.world, gamma=1.0, ends=workflow.config.predicts_ends)
+    sums = partial(reward_sums, algorithm.world, gamma=1.0, ends=algorithm.config.predicts_ends)
 
     def one_by_one(candidates: Tensor) -> Tensor:
         returns = torch.empty(candidates.shape[:2])

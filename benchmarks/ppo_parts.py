@@ -12,7 +12,7 @@ from typing import Any
 
 from rl_lab.api import configure
 from rl_lab.config.resolve import resolve
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 
 SETTINGS = [
     "environment.id=CartPole-v1",
@@ -51,10 +51,10 @@ def measure(rollouts: int) -> tuple[int, dict[str, float]]:
     """Environment steps taken, and the seconds of each part."""
     config = resolve(configure(overrides=SETTINGS)[0])
     context = make_context(config)
-    workflow = make_workflow(config, context)
+    algorithm = make_algorithm(config, context)
     environment, policy = Stopwatch(), Stopwatch()
     context.train_environment.step = environment.around(context.train_environment.step)
-    workflow.act = policy.around(workflow.act)
+    algorithm.act = policy.around(algorithm.act)
     steps = 0
     collect = update = 0.0
     for rollout in range(WARM_UP + rollouts):
@@ -62,9 +62,9 @@ def measure(rollouts: int) -> tuple[int, dict[str, float]]:
             steps, collect, update = 0, 0.0, 0.0
             environment.seconds = policy.seconds = 0.0
         started = time.perf_counter()
-        result = workflow.collect_step(steps, phase={"step": steps})
+        result = algorithm.collect_step(steps, phase={"step": steps})
         middle = time.perf_counter()
-        workflow.update(result.trajectory, phase={"step": steps})
+        algorithm.update(result.trajectory, phase={"step": steps})
         collect += middle - started
         update += time.perf_counter() - middle
         steps += result.steps

@@ -169,7 +169,7 @@ class Interventions(Callback):
         self.count = 0  # how often any of them acted
 
     def initialize(self, run: Any) -> None:
-        self.attach(run.workflow)
+        self.attach(run.algorithm)
         run.resources.callback(self.warn_of_unseen, run)  # before the sinks are closed
 
     def attach(self, algorithm: Any) -> None:

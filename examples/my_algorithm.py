@@ -1,7 +1,7 @@
 """The smallest algorithm: a class with `act` and `update`, registered under a name.
 
 REINFORCE with a linear policy. Everything else (the loop, evaluation, checkpoints, exact resume)
-comes from the lab: weights and optimiser are saved because they have a `state_dict`.
+comes from the lab: weights and optimizer are saved because they have a `state_dict`.
 """
 
 import torch

@@ -36,7 +36,7 @@ class PETSConfig(TransitionConfig):
 
     learning_starts: int = option(400, "environment steps of random actions before learning")
     replay_ratio: float = option(1.0, "gradient steps per environment step")
-    learning_rate: float = option(1e-3, "step size of the optimiser")
+    learning_rate: float = option(1e-3, "step size of the optimizer")
     ensemble: DynamicsConfig = section(DynamicsConfig, "the models")
     planner: CEMConfig = section(CEMConfig, "the cross-entropy method")
 

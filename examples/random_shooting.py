@@ -34,7 +34,7 @@ from rl_lab.planning.plans import imagined_return
 class ShootingConfig(WorldConfig):
     """The sizes of the model, when to learn, and how to plan."""
 
-    learning_rate: float = option(1e-3, "step size of the optimiser")
+    learning_rate: float = option(1e-3, "step size of the optimizer")
     plans: int = option(200, "random plans of a decision")
     horizon: int = option(8, "actions of a plan")
 

@@ -66,7 +66,7 @@ class ReplaySettings:
 
     @property
     def warm_up(self) -> int:
-        """Rollouts that are not counted: nothing is learnt in most of them."""
+        """Rollouts that are not counted: nothing is learned in most of them."""
         return self.learning_starts // self.train_every + WARM_UP
 
 
@@ -213,7 +213,7 @@ class Clock:
         return len(self.times) * self.job.values.rows
 
     def rollout_done(self, returns: Sequence[float]) -> None:
-        """A rollout was collected and learnt from; `returns` of the last finished episodes."""
+        """A rollout was collected and learned from; `returns` of the last finished episodes."""
         self.times.append(time.perf_counter())
         if self.first is None and returns:
             self.first = fmean(returns), pstdev(returns)

@@ -148,7 +148,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rl_lab' has no attribute '{name}'")
     if name in _CONFIGS:
         catalog: Any = import_module("rl_lab.config.catalog")
-        return catalog.workflow_class(_CONFIGS[name]).Config
+        return catalog.algorithm_class(_CONFIGS[name]).Config
     return getattr(import_module(_ELSEWHERE.get(name, "rl_lab.api")), name)
 
 

@@ -103,10 +103,10 @@ class Run(Outcome):
 
 @overload
 def train(
-    env: Any = None,
-    algorithm: Any = None,
+    env: object = None,
+    algorithm: object = None,
     *,
-    encoder: Any = None,
+    encoder: object = None,
     seed: int | None = None,
     total_timesteps: float | None = None,
     runs_dir: Folder | None = None,
@@ -116,17 +116,17 @@ def train(
     progress: bool | None = None,
     view: View | None = None,
     small: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> Run: ...
 @overload
 def train(
     env: Any = None, algorithm: Any = None, *, seed: Iterable[int], **arguments: Any
 ) -> list[Run]: ...
 def train(
-    env: Any = None,
-    algorithm: Any = None,
+    env: object = None,
+    algorithm: object = None,
     *,
-    encoder: Any = None,
+    encoder: object = None,
     seed: int | Iterable[int] | None = None,
     total_timesteps: float | None = None,
     runs_dir: Folder | None = None,
@@ -136,7 +136,7 @@ def train(
     progress: bool | None = None,
     view: View | None = None,
     small: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> Run | list[Run]:
     """Train a new run, as `rl-lab train` does.
 
@@ -192,9 +192,9 @@ def train(
 def resume(
     reference: "str | Path | Run",
     *,
-    env: Any = None,
-    algorithm: Any = None,
-    encoder: Any = None,
+    env: object = None,
+    algorithm: object = None,
+    encoder: object = None,
     runs_dir: Folder | None = None,
     progress: bool | None = None,
     view: View | None = None,
@@ -227,9 +227,9 @@ def resume(
 def load_run(
     reference: "str | Path | Run" = "@last",
     *,
-    env: Any = None,
-    algorithm: Any = None,
-    encoder: Any = None,
+    env: object = None,
+    algorithm: object = None,
+    encoder: object = None,
     runs_dir: Folder | None = None,
     trust: bool = False,
 ) -> Run:
@@ -267,7 +267,7 @@ def fork(
     view: View | None = None,
     schedules: str = "stretch",
     trust: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> Run: ...
 @overload
 def fork(reference: "str | Path | Run", *, seed: Iterable[int], **arguments: Any) -> list[Run]: ...
@@ -282,7 +282,7 @@ def fork(
     view: View | None = None,
     schedules: str = "stretch",
     trust: bool = False,
-    **settings: Any,
+    **settings: object,
 ) -> Run | list[Run]:
     """Train a new run that goes on from `RUN` or `RUN:STEP` with changed options.
 
@@ -589,9 +589,9 @@ def runs_root(runs_dir: Folder | None = None) -> Path:
 def _find(
     reference: "str | Path | Run",
     runs_dir: Folder | None,
-    env: Any = None,
-    algorithm: Any = None,
-    encoder: Any = None,
+    env: object = None,
+    algorithm: object = None,
+    encoder: object = None,
 ) -> tuple[str, Path, tuple[LocalObject, ...]]:
     """The name of a run, the folder of runs, and its local objects, which are provided."""
     _check_types(runs_dir=runs_dir)
@@ -630,7 +630,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 
 
-def _check_types(**arguments: Any) -> None:
+def _check_types(**arguments: object) -> None:
     """Raise a UserError that names an argument of a wrong type and what it may be."""
     for name, value in arguments.items():
         accepted, words = _TYPES[name]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.config.local_names import ARGUMENTS, named_parts, passed_again
 from rl_lab.config.presets import DEFAULT_ALGORITHM, names_algorithm, split_spec
 from rl_lab.config.tree import to_tree
@@ -65,7 +65,7 @@ class Given:
             f"pass them again: rl_lab.resume(RUN, {again}) or rl_lab.load_run(RUN, {again})"
         ] * bool(again)
 
-    def set(self, path: str, value: Any) -> None:
+    def set(self, path: str, value: object) -> None:
         """Override one option; a block replaces the whole block of a preset."""
         if isinstance(value, Mapping):
             self.overrides.append(as_override(path, None))
@@ -75,7 +75,9 @@ class Given:
 # ----------------------------------------------------------------------- a new run
 
 
-def read_arguments(env: Any, algorithm: Any, encoder: Any, *, has_file: bool = False) -> Given:
+def read_arguments(
+    env: object, algorithm: object, encoder: object, *, has_file: bool = False
+) -> Given:
     """The first arguments of `train` in words of a configuration. Local objects are provided.
 
     Args:
@@ -92,10 +94,8 @@ def read_arguments(env: Any, algorithm: Any, encoder: Any, *, has_file: bool = F
         given.overrides.append(as_override("algorithm", algorithm))
         algorithm = None
     name, block = _read_algorithm(algorithm, given)
-    id = env
-    if env is not None and not isinstance(env, str):
-        id = _read_environment(env, given)
-    if env is None or (has_file and not isinstance(env, str)):
+    id = env if env is None or isinstance(env, str) else _read_environment(env, given)
+    if id is None or (has_file and not isinstance(env, str)):
         experiment = None
     else:
         experiment = _experiment(id, name, named=algorithm is not None, is_text=id is env)
@@ -126,7 +126,7 @@ def _experiment(id: str, name: str | None, *, named: bool, is_text: bool) -> str
     return f"{id}:{name}" if name and re.fullmatch(r"[A-Za-z_]\w*", name) else None
 
 
-def _read_environment(env: Any, given: Given) -> str:
+def _read_environment(env: object, given: Given) -> str:
     found = describe_object(env)
     if found.id.startswith(registry.LOCAL):
         _keep(LocalObject("env", found.id, found.make), given)
@@ -137,11 +137,11 @@ def _read_environment(env: Any, given: Given) -> str:
     return found.id
 
 
-def _read_algorithm(algorithm: Any, given: Given) -> tuple[str | None, dict[str, Any] | None]:
+def _read_algorithm(algorithm: object, given: Given) -> tuple[str | None, dict[str, Any] | None]:
     """The name of an algorithm, if it has one, and its whole block, if that is given."""
     if algorithm is None or isinstance(algorithm, str):
         return algorithm, None
-    if isinstance(algorithm, type) and issubclass(algorithm, Workflow):
+    if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         block = _class_block("workflow", "name", algorithm, given)
         name = block.get("name", registry.LOCAL)
         return (None, block) if name.startswith(registry.LOCAL) else (name, None)
@@ -170,7 +170,7 @@ def _algorithm_of(config: type) -> str | None:
     return None
 
 
-def _read_encoder(encoder: Any, given: Given) -> dict[str, Any]:
+def _read_encoder(encoder: object, given: Given) -> dict[str, Any]:
     if isinstance(encoder, str):
         return {"type": encoder}
     if isinstance(encoder, Mapping):
@@ -207,14 +207,16 @@ def _keep(local: LocalObject, given: Given) -> None:
     given.objects.append(local)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return value.__qualname__ if isinstance(value, type) else type(value).__name__
 
 
 # ------------------------------------------------------------------- an existing run
 
 
-def for_run(run: RunDirectory, env: Any, algorithm: Any, encoder: Any) -> tuple[LocalObject, ...]:
+def for_run(
+    run: RunDirectory, env: object, algorithm: object, encoder: object
+) -> tuple[LocalObject, ...]:
     """The objects that a run was made with, given again, under the names that it knows.
 
     Args:
@@ -233,7 +235,7 @@ def for_run(run: RunDirectory, env: Any, algorithm: Any, encoder: Any) -> tuple[
     return tuple(objects)
 
 
-def _same(run: RunDirectory, kind: str, item: Any) -> LocalObject | None:
+def _same(run: RunDirectory, kind: str, item: object) -> LocalObject | None:
     argument, recorded = ARGUMENTS[kind], named_parts(load_tree(run.config_file))[kind]
     if kind == "env":
         known = describe_object(item)

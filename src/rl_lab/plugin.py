@@ -40,7 +40,7 @@ from rl_lab.core.errors import ConfigError, NonFiniteError, UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.options import option, section
 from rl_lab.core.picture import Lines, Picture
-from rl_lab.core.protocols import BufferSetup, Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, BufferSetup, Phase, WorkflowContext
 from rl_lab.core.registry import register
 from rl_lab.core.schedule import Schedule, at, extremes, parse_schedule
 from rl_lab.core.schema import AlgorithmConfig, BufferConfig
@@ -69,6 +69,7 @@ __all__ = [
     "Action",
     "Algorithm",
     "AlgorithmConfig",
+    "AlgorithmContext",
     "Batch",
     "Box",
     "BufferConfig",

@@ -13,7 +13,7 @@ from rl_lab.algorithms.bandits import (
     Thompson,
     any_best,
     entropy,
-    greedy_chances,
+    greedy_probabilities,
     posterior,
     posterior_unknown_noise,
     preference_step,
@@ -94,7 +94,7 @@ def test_preferences_by_hand():
         pytest.approx([0.25, 0.75]),
         [1.0, 0.0],
     ]
-    # chances .5 each, reward 2 above the baseline, step .1: +.1 * 2 * .5 and - as much
+    # probabilities .5 each, reward 2 above the baseline, step .1: +.1 * 2 * .5 and - as much
     moved = preference_step(np.zeros((1, 2)), np.array([1]), np.array([2.0]), 0.1)
     assert moved[0] == pytest.approx([-0.1, 0.1])
 
@@ -121,15 +121,15 @@ def test_chances_are_followed():
 def test_chances_and_entropies_by_hand():
     values = np.array([[0.0, 1.0, 0.5], [2.0, 2.0, 0.0]])
     # The best one, or the two best in equal shares; a third of epsilon for each.
-    chances = greedy_chances(values, 0.3)
-    assert chances == pytest.approx(np.array([[0.1, 0.8, 0.1], [0.45, 0.45, 0.1]]))
+    probabilities = greedy_probabilities(values, 0.3)
+    assert probabilities == pytest.approx(np.array([[0.1, 0.8, 0.1], [0.45, 0.45, 0.1]]))
     expected = -0.2 * np.log(0.1) - 0.8 * np.log(0.8)
-    assert entropy(chances)[0] == pytest.approx(expected)
+    assert entropy(probabilities)[0] == pytest.approx(expected)
     assert entropy(np.array([[0.0, 1.0], [0.5, 0.5]])).tolist() == [0.0, np.log(2)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "chances"),
+    ("kind", "options", "probabilities"),
     [
         (EpsilonGreedy, {"epsilon": 0.2}, [0.9, 0.1]),
         (GradientBandit, {"baseline": False, "step_size": 2.0}, [np.e**4, 1.0]),  # values 2 and -2
@@ -137,7 +137,7 @@ def test_chances_and_entropies_by_hand():
         (Thompson, {"prior_std": 1e9}, None),
     ],
 )
-def test_agents_tell_how_random_they_are_and_how_estimates_differ(kind, options, chances):
+def test_agents_tell_how_random_they_are_and_how_estimates_differ(kind, options, probabilities):
     agent = agents(kind, contexts=2, **options)
     agent.values[:, 1] = [7.0, 0.0]  # a context that is not met
     told = agent.update(pulls((0, 2.0)), phase=PHASE)
@@ -145,11 +145,11 @@ def test_agents_tell_how_random_they_are_and_how_estimates_differ(kind, options,
     assert told["choice_entropy"] == 0  # one arm only; then both, one and three times
     told = agent.update(pulls((0, 2.0), (0, 2.0), (1, 0.0)), phase=PHASE)
     assert told["choice_entropy"] == pytest.approx(-0.75 * np.log(0.75) - 0.25 * np.log(0.25))
-    assert ("entropy" in told) == (chances is not None)
+    assert ("entropy" in told) == (probabilities is not None)
     fresh = agents(kind, **options)
     told = fresh.update(pulls((0, 2.0)), phase=PHASE)
-    if chances is not None:
-        share = np.array(chances) / sum(chances)
+    if probabilities is not None:
+        share = np.array(probabilities) / sum(probabilities)
         assert told["entropy"] == pytest.approx(-(share * np.log(share)).sum())
 
 

@@ -14,7 +14,7 @@ from rl_lab.config.compose import compose
 from rl_lab.config.resolve import resolve
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError, UserError
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 from rl_lab.run.session import load_config, resume
 from tiny_dreamers import SIZES
 from tiny_runs import final_state, run_hash, tiny_config, tiny_run
@@ -53,7 +53,7 @@ REPLACED = {
 def workflow_of(*words):
     config = resolve(tiny_config(*words))
     context = make_context(config)
-    workflow = make_workflow(config, context)
+    workflow = make_algorithm(config, context)
     context.train_environment.close()
     return workflow
 

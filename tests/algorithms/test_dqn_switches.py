@@ -74,13 +74,15 @@ EVEN = [1 / 3, 1 / 3, 1 / 3]
 FIRST, SECOND = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]  # means 1.5 and 2.5 on the atoms 0, 2, 4
 
 
-def chances(values: list) -> QNetwork:
+def probabilities(values: list) -> QNetwork:
     logits = torch.tensor(values).log().tolist()
     return table(logits, distribution="c51", value_range=(0.0, 4.0))
 
 
-ONLINE = chances([[EVEN, [0.2, 0.3, 0.5]], [[0.1, 0.2, 0.7], [0.7, 0.2, 0.1]]])
-TARGET = chances([[EVEN, EVEN], [FIRST, SECOND]])  # in state 1 the two disagree about the best
+ONLINE = probabilities([[EVEN, [0.2, 0.3, 0.5]], [[0.1, 0.2, 0.7], [0.7, 0.2, 0.1]]])
+TARGET = probabilities(
+    [[EVEN, EVEN], [FIRST, SECOND]]
+)  # in state 1 the two disagree about the best
 
 
 def test_values_are_the_means_of_their_atoms():
@@ -153,7 +155,7 @@ def test_a_range_that_is_too_narrow_is_reported_once(tmp_path):
 
 
 def test_the_gradient_of_c51_is_the_difference_of_chances():
-    online = chances([[EVEN, [0.2, 0.3, 0.5]], [[0.1, 0.2, 0.7], [0.7, 0.2, 0.1]]])
+    online = probabilities([[EVEN, [0.2, 0.3, 0.5]], [[0.1, 0.2, 0.7], [0.7, 0.2, 0.1]]])
     loss_of(online, TARGET, rows())[0].backward()
     gradient = online.advantage[0].weight.grad.T.view(2, 2, 3)  # [state, action, atom]
     expected = torch.zeros(2, 2, 3)

@@ -1,6 +1,7 @@
 """Dreamer's losses by hand, and the settings of its versions."""
 
 import math
+from copy import copy
 from types import SimpleNamespace
 
 import numpy as np
@@ -254,9 +255,11 @@ def test_versions_are_settings():
 @pytest.mark.parametrize("version", [DreamerV1, DreamerV2])
 def test_versions_are_declarations(version):
     """No version overrides an equation: only its config, its phases and its buffer are its own."""
-    own = {name for name in vars(version) if not name.startswith("_")}
-    assert own == {"Config", "phases", "defaults"}
-    assert version.__bases__ == (Dreamer,) and Dreamer.__bases__ == (Algorithm,)
+    assert type(version(version.Config())) is Dreamer and Dreamer.__bases__ == (Algorithm,)
+    assert [len(phase["hooks"]) for phase in version.phases] == [3]
+    assert version.defaults == {"buffers": {"replay": {"type": "sequence"}}}
+    assert version.roles is Dreamer.roles and version.unit_actions is True
+    assert copy(version).Config is version.Config
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,8 @@ def test_indices_are_exactly_one_hot_and_their_gradient_is_that_of_the_chances()
     weights = torch.randn(50, 5, generator=stream(2))
     found = torch.autograd.grad((vector * weights).sum(), actor.output.bias)[0]
     raw = actor(features)
-    chances = torch.cat([part.softmax(-1) for part in raw.split((2, 3), -1)], -1)
-    expected = torch.autograd.grad((chances * weights).sum(), actor.output.bias)[0]
+    probabilities = torch.cat([part.softmax(-1) for part in raw.split((2, 3), -1)], -1)
+    expected = torch.autograd.grad((probabilities * weights).sum(), actor.output.bias)[0]
     torch.testing.assert_close(found, expected)
 
 

@@ -283,8 +283,8 @@ def test_categories_are_exactly_one_hot_and_gradients_are_those_of_the_chances()
     assert bool((ones.sum(-1) == 1).all())
     weights = torch.randn(200, 12, generator=stream(3))
     straight = torch.autograd.grad((drawn * weights).sum(), logits, retain_graph=True)[0]
-    chances = (logits.softmax(-1).flatten(-2) * weights).sum()
-    torch.testing.assert_close(straight, torch.autograd.grad(chances, logits)[0])
+    probabilities = (logits.softmax(-1).flatten(-2) * weights).sum()
+    torch.testing.assert_close(straight, torch.autograd.grad(probabilities, logits)[0])
 
 
 def test_categories_come_as_often_as_they_should():

@@ -52,8 +52,8 @@ def test_the_soft_optimal_policy_of_one_decision(tiny):
     workflow = tiny(DISCRETE, *SMALL, "algorithm.temperature=0.5").workflow
     action = torch.arange(16) % 2
     learn(workflow, rows_of(action, action.float(), 4, terminated=True), 300)
-    chances = workflow.policy(torch.ones(1, 4)).log_probs.exp()
-    assert chances[0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=0.01)
+    probabilities = workflow.policy(torch.ones(1, 4)).log_probs.exp()
+    assert probabilities[0, 1].item() == pytest.approx(1 / (1 + math.exp(-2)), abs=0.01)
     q = workflow.critic.module(torch.ones(1, 4))[:, 0]
     torch.testing.assert_close(q, torch.tensor([[0.0, 1.0]] * 2), atol=0.02, rtol=0)
 

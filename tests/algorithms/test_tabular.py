@@ -253,12 +253,12 @@ def test_where_rollouts_are_cut_does_not_matter_nor_does_a_save(kind, options):
 def test_a_random_task_converges_to_its_fixed_point(kind, options, epsilon):
     """Five states: Q* by value iteration, or the same for the best epsilon-greedy policy."""
     random = np.random.default_rng(5)
-    chances = random.dirichlet(np.ones(5) * 0.5, size=(5, 2))
+    probabilities = random.dirichlet(np.ones(5) * 0.5, size=(5, 2))
     pays = random.normal(size=(5, 2))
     exact = np.zeros((5, 2))
     for _ in range(200):
         future = epsilon * exact.mean(axis=1) + (1 - epsilon) * exact.max(axis=1)
-        exact = pays + 0.5 * chances @ future
+        exact = pays + 0.5 * probabilities @ future
     workflow = learner(
         kind,
         states=5,
@@ -271,7 +271,7 @@ def test_a_random_task_converges_to_its_fixed_point(kind, options, epsilon):
     state, rows = 0, []
     for _ in range(4000):
         action = int(workflow.act(torch.tensor([state]), None, deterministic=False).action[0])
-        after = int(random.choice(5, p=chances[state, action]))
+        after = int(random.choice(5, p=probabilities[state, action]))
         rows.append((state, action, pays[state, action], after, ON))
         state = after
         if len(rows) == 4:

@@ -426,8 +426,8 @@ def test_a_world_model_learns_one_batch_by_heart(kind):
     _, seen = loss_of(world, batch, noise)
     assert before[f"decode/{OBS}"].mean() > 20 * seen.losses[f"decode/{OBS}"].mean()
     assert seen.losses["reward"].mean() < 0.1
-    chances = world.continue_probability(world.rssm.features(seen.states))
-    assert torch.equal(chances > 0.5, ~batch[TERMINATED])
+    probabilities = world.continue_probability(world.rssm.features(seen.states))
+    assert torch.equal(probabilities > 0.5, ~batch[TERMINATED])
 
 
 def echo_rows(index: int, shift: int = 0) -> dict:

@@ -124,7 +124,7 @@ def test_runs_with_a_common_past_are_doubted(tmp_path):
     parent = made_run(tmp_path, [1.0, 2.0, 3.0], seed=1)
     children = [forked(tmp_path, parent, [1.0, 2.0, 3.0], at=100) for _ in range(2)]
     one, other = (child.id for child in children)
-    shared = "what was learnt by then is counted more than once"
+    shared = "what was learned by then is counted more than once"
     line = f"forked at 100: {one} is a fork of {parent.id}, {other} is a fork of {parent.id}; "
     assert any(line + shared in each for each in compare(children, display=DISPLAY).warnings)
     mixed = compare([parent, children[0]], keys=["algorithm"], display=DISPLAY)

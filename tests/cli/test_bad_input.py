@@ -19,6 +19,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "broken.yaml").write_text("version: 1\nenvironment: {id: CartPole-v1\n")
     (tmp_path / "typo.yaml").write_text("version: 1\nenvironment:\n  id: CartPole-v1\n  nun: 2\n")
     (tmp_path / "file").write_text("not a folder")
+    (tmp_path / "simple.py").write_text("import gymnasium\n")
     (tmp_path / "raises.py").write_text("raise RuntimeError('on purpose')\n")
     return tmp_path
 
@@ -39,6 +40,12 @@ def place(tmp_path, monkeypatch):
         (f"train {PPO} algorithm.minibatches=4 algorithm.batch_size=64", "not both"),
         (f"train {PPO} network.memory=grru", "did you mean 'gru'?"),
         (f"train {PPO} experiment.device=cuda", "no usable GPU"),
+        (f"train {PPO} experiment.device=tpu", "write auto, cpu, cuda or cuda:N"),
+        (f"train {PPO} algorithm.gamma", "'algorithm.gamma' has no value: write algorithm.gamma="),
+        (f"train {PPO} algorithm.learning_rate=lin_x", "write a number after lin_, as in lin_3e-4"),
+        ("train :ppo", "':ppo' names no environment: write ENV:ALGORITHM, as in CartPole-v1:ppo"),
+        ("train CartPole-v1:", "'CartPole-v1:' names no algorithm: write ENV:ALGORITHM"),
+        ("train simple:Nope:random", "simple.py was imported and has no environment 'Nope'"),
         (f"train {PPO} --seed abc", "--seed: write 1, 1,2,3 or 1-3, got 'abc'"),
         (f"train {PPO} --seed 1,1", "names a seed twice"),
         (f"train {PPO} --runs-dir file", "cannot create a run in file"),
@@ -142,7 +149,9 @@ def test_a_bad_number_stops_the_run_and_says_where_the_dump_is(place, capsys):
     words = ["CartPole-v1:nan", "--plugin", "nan.py", "logging.tensorboard=false", "-q"]
     assert main(["train", *words]) == 1
     message, note, resume = capsys.readouterr().err.splitlines()
-    assert "to go on from the first step: rl-lab train --resume runs" in resume
+    assert re.search(
+        r"from the first step \(the [\d,]+ steps since are played again\): rl-lab", resume
+    )
     assert message == "error: the loss is nan"
     dump = note.rpartition(" ")[2]
     assert "crash/step_" in dump and (place / dump).is_dir()

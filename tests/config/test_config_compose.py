@@ -73,17 +73,15 @@ def test_a_spec_is_split_at_the_last_colon(spec: str, parts: tuple[str, str | No
 
 
 def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
-    composed = compose("LunarLander-v3:ppo_gru", ["algorithm.gamma=0.9"])
+    composed = compose("BipedalWalker-v3:ppo_gru", ["algorithm.gamma=0.9"])
     assert composed.tree == {
         "version": 1,
-        "environment": {"id": "LunarLander-v3"},
+        "environment": {"id": "BipedalWalker-v3"},
         "algorithm": {"name": "ppo", "gamma": 0.9},
         "network": {"memory": {"type": "gru"}},
     }
-    expected = (
-        "no preset LunarLander-v3:ppo_gru: ppo with its defaults and gru memory on LunarLander-v3"
-    )
-    assert composed.notes == [expected]
+    said = "no preset BipedalWalker-v3:ppo_gru: ppo with its defaults and gru memory on "
+    assert composed.notes == [f"{said}BipedalWalker-v3"]
     sized = compose("CartPole-v1:dreamer_v3_12m")
     algorithm = sized.tree["algorithm"]
     assert (algorithm["name"], algorithm["size"]) == ("dreamer_v3", "12m")
@@ -100,6 +98,45 @@ def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
         compose("CartPole-v1:ppo_12m")
     assert compose("LunarLander-v3").tree["algorithm"] == {"name": "ppo"}
     assert compose("m:Env-v0:random").tree["environment"] == {"id": "m:Env-v0"}
+
+
+MASKED = [{"id": "MaskObservation", "indices": [1, 3]}]
+STACK = {"id": "FrameStack", "frames": 4}
+
+
+@pytest.mark.parametrize(
+    ("variant", "base", "memory", "added", "said"),
+    [
+        ("ppo_mamba2_masked", "ppo_masked", "mamba2", [], "with mamba2 memory"),
+        ("ppo_gtrxl", "ppo", "gtrxl", [], "with gtrxl memory"),
+        ("ppo_none_masked", "ppo_masked", "none", [], "with none memory"),
+        ("ppo_stack4_masked", "ppo_masked", None, [STACK], "with 4 stacked frames"),
+        ("ppo_stack4", "ppo", None, [STACK], "with 4 stacked frames"),
+    ],
+)
+def test_a_name_with_a_memory_or_a_stack_is_a_preset_and_that(
+    variant: str, base: str, memory: str | None, added: list[Any], said: str
+) -> None:
+    composed, plain = compose(f"CartPole-v1:{variant}"), compose(f"CartPole-v1:{base}")
+    assert composed.notes == [f"CartPole-v1:{variant}: CartPole-v1:{base} {said}"]
+    expected = plain.tree
+    if memory:
+        expected["network"] = {"memory": {"type": memory}}
+    if added:
+        wrappers = expected["environment"].get("wrappers", [])
+        assert wrappers == (MASKED if base == "ppo_masked" else [])
+        expected["environment"]["wrappers"] = [*wrappers, *added]
+    assert composed.tree == expected
+    validate(composed.tree, composed.origins)
+
+
+def test_a_name_may_add_to_a_preset_of_your_own() -> None:
+    write("configs/experiment/My-v0/ppo_far.yaml", "version: 1\nenvironment: {id: My-v0}\n")
+    composed = compose("My-v0:ppo_lstm_far")
+    assert composed.tree["network"] == {"memory": {"type": "lstm"}}
+    for wrong in ("ppo_lstm_near", "ppo_stack0_far", "ppo_stack_far"):
+        with pytest.raises(UserError, match=f"no preset and no algorithm '{wrong}'"):
+            compose(f"My-v0:{wrong}")
 
 
 @pytest.mark.parametrize(

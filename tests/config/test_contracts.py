@@ -1,15 +1,20 @@
 """What chosen blocks promise, whether or not their dataclass derives from the contract."""
 
 from dataclasses import dataclass, fields
+from importlib import import_module
 
 import pytest
 
+import rl_lab
+from rl_lab import plugin
 from rl_lab.config.catalog import BUILT_INS
 from rl_lab.config.validate import validate
 from rl_lab.core import registry
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.options import option
 from rl_lab.core.schema import AlgorithmConfig, BufferConfig
+from rl_lab.run.orchestrator import Orchestrator
+from rl_lab.run.policy import LoadedPolicy
 
 ASKED = {
     "check": [],
@@ -109,3 +114,21 @@ def test_every_built_in_derives_from_its_contract(kind) -> None:
     base = {"workflow": AlgorithmConfig, "buffer": BufferConfig}[kind]
     for name in BUILT_INS[kind]:
         assert issubclass(registry.get(kind, name).Config, base), name
+
+
+@pytest.mark.parametrize("kind", BUILT_INS)
+def test_every_name_of_the_catalog_leads_to_what_it_names(kind) -> None:
+    for name, target in BUILT_INS[kind].items():
+        module, _, attribute = target.partition(":")
+        found = registry.get(kind, name)
+        assert found is getattr(import_module(module), attribute), name
+        assert callable(found), name
+
+
+def test_older_names_are_other_names_of_the_same_classes() -> None:
+    assert plugin.Workflow is plugin.Algorithm is rl_lab.Workflow
+    assert plugin.WorkflowContext is plugin.AlgorithmContext
+    for kind in (Orchestrator, LoadedPolicy):
+        holder = object.__new__(kind)
+        vars(holder)["algorithm"] = "the algorithm"
+        assert holder.workflow == "the algorithm"

@@ -242,3 +242,17 @@ def test_compiling_must_repay() -> None:
 def test_an_algorithm_that_cannot_tell_is_not_compiled() -> None:
     config = tiny_config("CartPole-v1:random", LONG)
     assert module.compile_mode(config, None, "cpu", True, print) == "off"
+
+
+def test_an_evaluation_of_vectorised_classic_control_waits_for_no_second_episodes() -> None:
+    """Twenty episodes of 500 steps in eight environments are 1,500 vector steps, in twenty 500."""
+    auto = ("evaluation.num_envs=auto", "evaluation.episodes=20")
+
+    def environments(backend: str, *words: str) -> object:
+        config = tiny_config(*PENDULUM[:1], f"environment.vectorization={backend}", *auto, *words)
+        return resolve(config).evaluation.num_envs
+
+    assert environments("torch", "evaluation.test_episodes=5") == 20
+    assert environments("torch", "evaluation.test_episodes=30") == 30
+    assert environments("sync") == 8
+    assert environments("torch", "evaluation.num_envs=3") == 3

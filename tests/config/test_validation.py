@@ -327,8 +327,8 @@ def test_a_target_is_found_beside_the_config_and_saved_so_that_it_is_found_again
     assert config.algorithm.gain(0) == 2.0 and config.algorithm.name == "Typed"
     again = validate(to_tree(config), {})  # no file beside it any more, as when resuming
     assert again == config
-    assert catalog.workflow_class(again.algorithm).__name__ == "Typed"
-    assert isinstance(config.algorithm, catalog.workflow_class(config.algorithm).Config)
+    assert catalog.algorithm_class(again.algorithm).__name__ == "Typed"
+    assert isinstance(config.algorithm, catalog.algorithm_class(config.algorithm).Config)
 
 
 def test_an_algorithm_without_config_gets_its_keys_as_they_are(elsewhere: Path) -> None:

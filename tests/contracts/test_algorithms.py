@@ -54,7 +54,7 @@ SMALL = {
 
 
 def home(name: str) -> str:
-    continuous = catalog.workflow_class(name).actions == "continuous"
+    continuous = catalog.algorithm_class(name).actions == "continuous"
     return HOMES.get(name, ENVIRONMENTS[1 if continuous else 0])
 
 
@@ -70,7 +70,7 @@ def places() -> list[tuple[str, str]]:
 def words(name: str, env: str, *overrides: str) -> list[str]:
     # No preset: nothing fights the overrides.
     spec = [f"{env}:random", f"algorithm.name={name}"] if name != "random" else [f"{env}:random"]
-    learns_from = catalog.workflow_class(name).learns_from
+    learns_from = catalog.algorithm_class(name).learns_from
     options = SMALL.get(name, REPLAY if learns_from == "transitions" else [])
     room = [] if learns_from == "rollouts" else ["buffers.replay.capacity=256"]
     phases = [ONE] if name == "world_models" else []  # its own are long
@@ -150,7 +150,7 @@ def test_a_deterministic_action_is_a_function_of_what_is_seen(built, name, env):
 
 
 FROM_REPLAY = [
-    name for name in WORKFLOWS if catalog.workflow_class(name).learns_from == "transitions"
+    name for name in WORKFLOWS if catalog.algorithm_class(name).learns_from == "transitions"
 ]
 
 
@@ -179,7 +179,7 @@ RESUMED = [
 
 @cache
 def hooks_of(name: str) -> list[str]:
-    bare = object.__new__(catalog.workflow_class(name))  # what it offers is a fact of its class
+    bare = object.__new__(catalog.algorithm_class(name))  # what it offers is a fact of its class
     return ["collect", "evaluate", *bare.hooks]
 
 
@@ -219,7 +219,7 @@ def floats() -> list[tuple[str, str, float]]:
     """Every number of every algorithm's own config, with a value that it may start from."""
     found = []
     for name in WORKFLOWS:
-        config = config_class(catalog.workflow_class(name))
+        config = config_class(catalog.algorithm_class(name))
         hints = get_type_hints(config) if config else {}
         found += [
             (name, each.name, extremes(each.default)[1] if each.default else 0.1)
@@ -245,7 +245,7 @@ def fixed_floats() -> list[tuple[str, str]]:
     """Numbers that are read once: those marked so, and all in blocks such as the optimiser's."""
     found = []
     for name in WORKFLOWS:
-        config = config_class(catalog.workflow_class(name))
+        config = config_class(catalog.algorithm_class(name))
         hints = get_type_hints(config) if config else {}
         own = fields(config) if config else ()
         found += [(name, each.name) for each in own if each.metadata.get("fixed")]

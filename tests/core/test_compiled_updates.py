@@ -189,10 +189,11 @@ def test_the_pure_step_is_the_fused_one_and_torchs(name: str, decay: float) -> N
         rate = torch.tensor(0.01)
         old, copies = pure, [each.clone() for each in pure]
         corrections = bias_corrections(pure.updates, config)
-        pure = adam(pure, gradient, finite, config, corrections=corrections, learning_rate=rate)
+        given = {"corrections": corrections, "weight_decay": config.weight_decay}
+        pure = adam(pure, gradient, finite, config, learning_rate=rate, **given)
         assert all(map(torch.equal, old, copies))  # nothing is written
         rates = rate.expand(50)
-        many = adam(many, gradient, finite, config, corrections=corrections, learning_rate=rates)
+        many = adam(many, gradient, finite, config, learning_rate=rates, **given)
         theirs.grad = gradient.clone()
         reference.step()
         fused = adam_in_place(fused, gradient, finite, config, learning_rate=rate)

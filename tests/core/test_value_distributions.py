@@ -20,16 +20,16 @@ def test_the_support_reaches_from_end_to_end():
 
 
 def test_places_that_are_atoms_stay_whole():
-    chances = torch.tensor([[0.1, 0.2, 0.3, 0.2, 0.2]])
-    assert torch.equal(project(chances, ATOMS.expand(1, 5), ATOMS), chances)
+    probabilities = torch.tensor([[0.1, 0.2, 0.3, 0.2, 0.2]])
+    assert torch.equal(project(probabilities, ATOMS.expand(1, 5), ATOMS), probabilities)
     # one to the right: what was at 2 would be at 3, and stays at the end
-    shifted = project(chances, ATOMS.expand(1, 5) + 1, ATOMS)
+    shifted = project(probabilities, ATOMS.expand(1, 5) + 1, ATOMS)
     torch.testing.assert_close(shifted, torch.tensor([[0.0, 0.1, 0.2, 0.3, 0.4]]))
 
 
 def test_a_place_between_two_atoms_is_shared_by_how_near_they_are():
-    chances = torch.tensor([0.5, 0.5])
-    found = project(chances, torch.tensor([0.25, -1.5]), ATOMS)
+    probabilities = torch.tensor([0.5, 0.5])
+    found = project(probabilities, torch.tensor([0.25, -1.5]), ATOMS)
     # 0.25: three quarters to 0, one to 1; -1.5: half to -2, half to -1
     torch.testing.assert_close(found, torch.tensor([0.25, 0.25, 0.375, 0.125, 0.0]))
 
@@ -41,20 +41,20 @@ def test_what_lies_beyond_the_range_goes_to_its_end():
 
 def test_all_mass_at_one_place_is_one_return():
     """As after a termination: every atom lands on the reward."""
-    chances = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2])
-    found = project(chances, torch.full((5,), 1.5), ATOMS)
+    probabilities = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.2])
+    found = project(probabilities, torch.full((5,), 1.5), ATOMS)
     torch.testing.assert_close(found, torch.tensor([0.0, 0.0, 0.0, 0.5, 0.5]))
 
 
 def test_no_mass_is_lost_and_the_mean_stays_inside_the_range():
     generator = torch.Generator().manual_seed(0)
     atoms = support((-10, 10), 51)
-    chances = torch.randn(64, 51, generator=generator).softmax(-1)
+    probabilities = torch.randn(64, 51, generator=generator).softmax(-1)
     places = 0.9 * atoms + 2 * torch.rand(64, 1, generator=generator) - 1  # in [-10, 10]
-    found = project(chances, places, atoms)
+    found = project(probabilities, places, atoms)
     torch.testing.assert_close(found.sum(-1), torch.ones(64))
-    torch.testing.assert_close(found @ atoms, (chances * places).sum(-1), atol=1e-4, rtol=0)
-    beyond = project(chances, places * 3, atoms)
+    torch.testing.assert_close(found @ atoms, (probabilities * places).sum(-1), atol=1e-4, rtol=0)
+    beyond = project(probabilities, places * 3, atoms)
     torch.testing.assert_close(beyond.sum(-1), torch.ones(64))
 
 

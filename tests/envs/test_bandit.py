@@ -189,7 +189,7 @@ def test_auto_is_the_vector_unless_there_are_wrappers():
         ({"means": [0.0, 1.0], "stds": [1.0, 1.0, 1.0]}, "stds must be 2 numbers, or 1 lists of 2"),
         ({"means": [0.0, 1.0], "stds": [1.0, -1.0]}, "must not be negative"),
         ({"rewards": "gamma"}, "rewards must be normal or bernoulli"),
-        ({"rewards": "bernoulli", "means": [0.5, 1.5]}, r"chances within \[0, 1\]"),
+        ({"rewards": "bernoulli", "means": [0.5, 1.5]}, r"probabilities within \[0, 1\]"),
         ({"arm": 3}, r"environment\.kwargs\.arm \(did you mean 'arms'\?\)"),
         ({"x": 3}, r"environment\.kwargs\.x \(known: arms, contexts, drift, episode_length"),
     ],

@@ -65,7 +65,7 @@ def test_masked_components_are_zero_and_the_rest_is_untouched() -> None:
         ({"id": "RewardShape", "clip": 1}, "clip: must be"),
         ({"id": "RewardShape", "scale": None}, "scale: must be a number"),
         # the wrong kind of space, in words
-        ({"id": "Grayscale"}, r"a colour image of type uint8, got a Box of shape \(4,\) and type"),
+        ({"id": "Grayscale"}, r"a color image of type uint8, got a Box of shape \(4,\) and type"),
         ({"id": "Resize"}, r"needs an image, got a Box of shape \(4,\)"),
         ({"id": "OneHotObservation"}, "needs a Discrete observation, got a Box"),
         ({"id": "DiscreteEncoder"}, "needs a Discrete observation, got a Box"),

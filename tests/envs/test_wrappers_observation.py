@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from picture_env import Picture
+from rl_lab.core.errors import UserError
 from rl_lab.envs.wrappers import wrap
 
 
@@ -149,3 +150,61 @@ def test_bins(values: list[float], bins: list[int]) -> None:
 def test_bins_between_given_bounds() -> None:
     env = vector([-np.inf], [np.inf], [0.9])
     assert seen(env, {"id": "DiscretizeObservation", "bins": 4, "low": -1, "high": 1}) == 3
+
+
+@pytest.mark.parametrize(
+    ("id", "velocities", "size"),
+    [
+        ("CartPole-v1", [1, 3], 4),
+        ("Acrobot-v1", [4, 5], 6),
+        ("Pendulum-v1", [2], 3),
+        ("MountainCar-v0", [1], 2),
+        ("MountainCarContinuous-v0", [1], 2),
+        pytest.param("LunarLander-v3", [2, 3, 5], 8, marks=pytest.mark.needs("Box2D")),
+    ],
+)
+def test_positions_and_velocities_are_the_two_halves(
+    id: str, velocities: list[int], size: int
+) -> None:
+    halves = {}
+    for name in ("PositionOnly", "VelocityOnly"):
+        env = wrap(gym.make(id, disable_env_checker=True), [{"id": name}])
+        env.reset(seed=0)
+        env.action_space.seed(0)
+        obs = env.step(env.action_space.sample())[0]
+        assert env.observation_space.contains(obs)
+        halves[name] = obs
+    plain = gym.make(id, disable_env_checker=True)
+    plain.reset(seed=0)
+    plain.action_space.seed(0)
+    seen = plain.step(plain.action_space.sample())[0]
+    hidden = [i in velocities for i in range(size)]
+    assert halves["PositionOnly"].tolist() == np.where(hidden, 0, seen).tolist()
+    assert halves["VelocityOnly"].tolist() == np.where(hidden, seen, 0).tolist()
+
+
+def test_positions_of_an_unknown_task_are_not_guessed() -> None:
+    with pytest.raises(UserError, match="use MaskObservation with indices"):
+        wrap(vector([0, 0], [1, 1], [0, 1]), [{"id": "PositionOnly"}])
+
+
+def test_noise_is_normal_seeded_and_not_that_of_the_environment() -> None:
+    def frames(seed: int, **block: Any) -> Any:
+        env = gym.make("CartPole-v1", disable_env_checker=True)
+        env = wrap(env, [{"id": "NoisyObservation", **block}] if block else [])
+        first = env.reset(seed=seed)[0]
+        return np.array([first, *(env.step(i % 2)[0] for i in range(7)), env.reset()[0]])
+
+    clean, noisy = frames(1), frames(1, std=[0.0, 0.5, 0.0, 0.1])
+    error = noisy - clean  # the same dynamics, and the same start of the second episode
+    assert (error[:, [0, 2]] == 0).all() and (error[:, [1, 3]] != 0).all()
+    assert np.array_equal(noisy, frames(1, std=[0.0, 0.5, 0.0, 0.1]))
+    assert noisy.dtype == np.float32
+    still = wrap(vector([0] * 2, [1] * 2, [0.5, 0.5]), [{"id": "NoisyObservation", "std": [1, 2]}])
+    many = np.array([still.reset(seed=seed)[0] for seed in range(500)])
+    assert many.mean(0) == pytest.approx([0.5, 0.5], abs=0.3)
+    assert many.std(0) == pytest.approx([1, 2], rel=0.12)
+    with pytest.raises(UserError, match="std must not be negative"):
+        frames(0, std=-1.0)
+    with pytest.raises(UserError, match="a list of 4, got 3"):
+        frames(0, std=[1, 1, 1])

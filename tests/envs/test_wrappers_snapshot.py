@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from extras import installed_case
 from rl_lab.config.catalog import BUILT_INS
 from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Discrete
@@ -15,7 +16,7 @@ from rl_lab.envs import snapshot
 from rl_lab.envs.check import check_env
 from rl_lab.envs.make import make_vector
 
-PICTURE = "picture_env:Picture-v0"
+PICTURE, MEMORY = "picture_env:Picture-v0", "MiniGrid-MemoryS7-v0"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "ActionMask": ("Taxi-v4", {}),
     "ActionRemap": ("Pendulum-v1", {"actions": [[-2], [0], [2]]}),
@@ -24,11 +25,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "Crop": (PICTURE, {"bottom": 2}),
     "DiscreteEncoder": ("FrozenLake-v1", {}),
     "DiscretizeObservation": ("MountainCar-v0", {"bins": 20}),
+    "FlatGrid": (MEMORY, {}),
     "FrameSkip": (PICTURE, {"max_pool": True}),
     "FrameStack": (PICTURE, {}),
     "Grayscale": (PICTURE, {}),
+    "ImgObs": (MEMORY, {}),
     "MaskObservation": ("CartPole-v1", {"indices": [1, 3]}),
+    "NoisyObservation": ("CartPole-v1", {"std": 0.1}),
     "OneHotObservation": ("FrozenLake-v1", {}),
+    "PositionOnly": ("Acrobot-v1", {}),
+    "RGBImgPartialObs": (MEMORY, {"tile_size": 4}),
     "RescaleAction": ("Pendulum-v1", {}),
     "Resize": (PICTURE, {"size": 5}),
     "RewardShape": ("CartPole-v1", {"scale": 0.5}),
@@ -36,8 +42,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "SkipStart": ("CartPole-v1", {"steps": 3}),
     "StickyActions": ("CartPole-v1", {"probability": 0.5}),
     "TimeAware": ("CartPole-v1", {}),
+    "VelocityOnly": ("Pendulum-v1", {}),
 }
-ALL = pytest.mark.parametrize("name", sorted(BUILT_INS["wrapper"]))
+NEEDED = {name: installed_case(id).marks for name, (id, _) in CASES.items()}
+ALL = pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=NEEDED[each]) for each in sorted(BUILT_INS["wrapper"])]
+)
 
 
 def make(name: str, seed: int) -> Any:

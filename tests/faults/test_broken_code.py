@@ -207,6 +207,22 @@ def test_a_broken_environment_is_told_in_one_sentence(case: str, place: Path, ca
     check_told(capsys.readouterr().err, said, file, id)
 
 
+def test_a_reset_of_the_old_kind_is_told_how_to_write_it(place: Path, capsys: Any) -> None:
+    Path("old.py").write_text(
+        "import gymnasium\n"
+        "class Old(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(-1, 1, (2,))\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n"
+        "    def reset(self):\n"
+        "        return self.observation_space.sample()\n"
+    )
+    assert main(["train", "old:Old:random", *SMALL, "-q"]) == 2
+    assert capsys.readouterr().err == (
+        "error: 'old:Old': old.py:5 Old.reset() cannot be called with a seed and options: write "
+        "def reset(self, *, seed=None, options=None)\n"
+    )
+
+
 @pytest.mark.parametrize("case", LATE)
 def test_what_fails_late_resumes_bit_for_bit(case: str, place: Path, capsys: Any) -> None:
     code, said = LATE[case]
@@ -228,7 +244,11 @@ def test_what_fails_late_resumes_bit_for_bit(case: str, place: Path, capsys: Any
 @pytest.mark.parametrize(
     ("case", "words", "begin"),
     [
-        ("first", ["checkpoint.every_steps=0"], "the first step"),
+        (
+            "first",
+            ["checkpoint.every_steps=0"],
+            "the first step (the 384 steps since are played again)",
+        ),
         (
             "worker",
             ["environment.vectorization=process", "environment.restarts=0"],

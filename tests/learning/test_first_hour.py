@@ -186,7 +186,7 @@ TYPED: dict[str, list[tuple[str, int, str]]] = {
     "imagine RUN": [
         ("imagine @last", 2, "ppo has no world model"),
         ("train CartPole-v1:dreamer_v3 --total-timesteps 300 --debug --runs-dir dreams", 0, ""),
-        ("imagine @last --runs-dir dreams", 0, "15 steps foreseen"),
+        ("imagine @last --runs-dir dreams", 0, "15 steps predicted"),
     ],
     "list": [("list", 0, "finished")],
     "show RUN": [("show @last", 0, "bit for bit")],

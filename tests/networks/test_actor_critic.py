@@ -95,9 +95,12 @@ def test_bootstraps_look_at_where_the_step_really_ended(memory):
             def initial_state(self, batch):
                 return {"sum": torch.zeros(batch, 1)}
 
-            def step(self, x, state):
-                total = state["sum"] + x
-                return total, {"sum": total}
+            def sequence(self, x, state, resets):
+                totals, total = [], state["sum"]
+                for each, begins in zip(x, resets, strict=True):
+                    total = total.masked_fill(begins.unsqueeze(-1), 0) + each
+                    totals.append(total)
+                return torch.stack(totals), {"sum": total}
 
         torso.memory = Sum()
         model.critic_hidden, model.critic = nn.Identity(), ValueIsObservation()

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from rl_lab.core import registry
+from rl_lab.core.compiled import tracing
 from rl_lab.core.tree import where_rows
-from rl_lab.networks.memory import ssm, transformer
+from rl_lab.networks.memory import recurrent, ssm, transformer
 from rl_lab.networks.memory.transformer import Positional
 
 MEMORIES = [name for name in registry.names("memory") if name != "none"]
@@ -187,6 +188,58 @@ def test_mambas_gradient_by_hand_is_autograds():
         loss = (outputs * random_weights(outputs)).sum() + (last * random_weights(last)).sum()
         found.append([outputs, last, *torch.autograd.grad(loss, leaves)])
     torch.testing.assert_close(*found, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gru", "lstm"])
+def test_the_gradient_of_a_recurrent_sequence_is_autograds(name):
+    """Against the plain cells, which the compiler gets: values, states and every gradient."""
+    memory, x, state, resets = make(name)
+    memory = memory.double()
+    found = []
+    for compiling in (False, True):
+        start = {key: each.double().requires_grad_() for key, each in state.items()}
+        inputs = x.double().requires_grad_()
+        token = tracing.set(compiling)
+        try:
+            outputs, last = memory.sequence(inputs, start, resets)
+        finally:
+            tracing.reset(token)
+        loss = (outputs * random_weights(outputs)).sum()
+        loss = loss + sum((each * random_weights(each)).sum() for each in last.values())
+        leaves = [inputs, *start.values(), *memory.parameters()]
+        found.append([outputs, *last.values(), *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(*found, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("scan", "gates"), [("GRUScan", 3), ("LSTMScan", 4)])
+def test_the_gradient_of_a_recurrent_sequence_is_a_difference_quotient(scan, gates):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(4, 2, gates * 3), (gates * 3, 3), (gates * 3,), (2, 3)]
+    if scan == "LSTMScan":  # no bias, and a cell
+        shapes[2] = (2, 3)
+    leaves = [
+        torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        for shape in shapes
+    ]
+    resets = torch.tensor([[0, 1], [0, 0], [1, 0], [0, 0]], dtype=torch.bool)
+    assert torch.autograd.gradcheck(getattr(recurrent, scan).apply, (*leaves, resets))
+
+
+@each_setting
+def test_a_number_that_is_not_finite_stays_in_its_episode(name, options):
+    memory, x, state, _ = make(name, **options)
+    resets = torch.zeros(T, N, dtype=torch.bool)
+    resets[7] = True
+    expected, _ = memory.sequence(x, state, resets)
+    x[:7] = torch.nan
+    broken = {
+        key: each if key == "count" else torch.full_like(each, torch.nan)
+        for key, each in state.items()
+    }
+    outputs, after = memory.sequence(x, broken, resets)
+    assert outputs[:7].isnan().all()
+    torch.testing.assert_close(outputs[7:], expected[7:], atol=1e-5, rtol=0)
+    assert all(each.isfinite().all() for each in after.values())
 
 
 def random_weights(like):

@@ -10,7 +10,7 @@ import torch
 from rl_lab.planning.cem import CEMConfig, categorical_cem, cem, planner_noise
 from rl_lab.planning.mppi import MPPIConfig, mppi
 from rl_lab.planning.planner import PlannerConfig, plan_actions
-from rl_lab.planning.plans import Plan, imagined_return, repeated, shifted, shifted_chances
+from rl_lab.planning.plans import Plan, imagined_return, repeated, shifted, shifted_probabilities
 
 SMALL = {"horizon": 3, "candidates": 200, "elites": 20, "iterations": 10}
 CEM = CEMConfig(**SMALL)
@@ -97,14 +97,17 @@ def test_the_planner_is_the_one_that_was_named():
     assert found() == found(type="cem") == pytest.approx(0.875)
     assert found(type="mppi", temperature=0.25 / math.log(3)) == pytest.approx(0.9375)
     drawn = planner_noise(CEM, 1, 2, stream(), discrete=True)
-    chances = plan_actions(
+    probabilities = plan_actions(
         lambda plans: plans[..., 1].sum(2),
         torch.full((1, 3, 2), 0.5),
         drawn,
         PlannerConfig(**SMALL),
         discrete=True,
     ).mean
-    assert torch.allclose(chances.sum(-1), torch.ones(1, 3)) and (chances[..., 1] > 0.95).all()
+    assert (
+        torch.allclose(probabilities.sum(-1), torch.ones(1, 3))
+        and (probabilities[..., 1] > 0.95).all()
+    )
 
 
 def test_a_model_that_runs_off_promises_nothing():
@@ -139,11 +142,11 @@ def test_discrete_actions_are_found_one_by_one():
 
 
 def test_discrete_candidates_are_drawn_with_their_chances():
-    chances = torch.tensor([0.6, 0.3, 0.1]).expand(1, 1, 3)
+    probabilities = torch.tensor([0.6, 0.3, 0.1]).expand(1, 1, 3)
     config = CEMConfig(horizon=1, candidates=20_000, elites=20_000, iterations=1)
     noise = planner_noise(config, 1, 3, stream(), discrete=True)
-    found = categorical_cem(lambda plans: plans.sum((2, 3)), chances, noise, config)
-    assert torch.allclose(found.mean, chances, atol=0.012)  # 3.5 standard errors
+    found = categorical_cem(lambda plans: plans.sum((2, 3)), probabilities, noise, config)
+    assert torch.allclose(found.mean, probabilities, atol=0.012)  # 3.5 standard errors
 
 
 # -- true models ----------------------------------------------------------------------------------
@@ -264,7 +267,7 @@ def test_a_plan_one_step_later():
 def test_a_plan_of_discrete_actions_one_step_later():
     # Half of 1, 0, 0, 0 and half of a quarter for each: 0.5 + 0.125, and 0.125 for the others.
     sure = torch.tensor([[[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]]])
-    later = shifted_chances(sure)
+    later = shifted_probabilities(sure)
     assert later.tolist() == [[[0.625, 0.125, 0.125, 0.125], [0.25, 0.25, 0.25, 0.25]]]
 
 
@@ -279,7 +282,7 @@ def test_a_warm_start_can_be_left():
     few = CEMConfig(**{**SMALL, "candidates": 1000, "elites": 2})
     noise = planner_noise(few, 1, 3, stream(), discrete=True)
     stuck = categorical_cem(evaluate, shifted(sure, 1 / 3), noise, few)
-    free = categorical_cem(evaluate, shifted_chances(sure), noise, few)
+    free = categorical_cem(evaluate, shifted_probabilities(sure), noise, few)
     assert stuck.mean[0].argmax(-1).tolist() == [0, 0, 0]
     assert free.mean[0].argmax(-1).tolist() == [1, 1, 1]
 

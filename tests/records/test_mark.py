@@ -14,8 +14,8 @@ from rl_lab.run.session import load_config, resume
 from tiny_runs import tiny_run
 
 CODE = """
-from rl_lab.algorithms.random import RandomWorkflow
-class Own(RandomWorkflow):
+from rl_lab.algorithms.random import RandomPolicy
+class Own(RandomPolicy):
     pass
 """
 OWN = ["CartPole-v1:random", "~algorithm.name", "algorithm._target_=own_code.py:Own"]

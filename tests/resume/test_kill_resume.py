@@ -33,3 +33,16 @@ def test_killed_three_times(tmp_path, env, memory, compile):
 @pytest.mark.parametrize(("env", "memory", "compile"), REST)
 def test_killed_three_times_everywhere(tmp_path, env, memory, compile):
     check(tmp_path, env, memory, compile)
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        "gtrxl",
+        "mamba2",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("lstm", "trxl", "mamba")),
+    ],
+)
+def test_a_memory_goes_on_in_mid_episode(tmp_path, memory):
+    """Pendulum's episodes are longer than a rollout: the state before it is in the checkpoint."""
+    check(tmp_path, "Pendulum-v1", memory, "off")

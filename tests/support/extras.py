@@ -8,6 +8,8 @@ MODULES = {
     r"(.*:)?world_models": "cma",
     r"dm_control/": "dm_control",
     r"ALE/": "ale_py",
+    r"MiniGrid-|BabyAI-": "minigrid",
+    r"popgym-": "popgym",
     r"LunarLander|BipedalWalker|CarRacing": "Box2D",
     r"Ant|HalfCheetah|Hopper|Humanoid|Inverted|Pusher|Reacher|Swimmer|Walker2d": "mujoco",
 }

@@ -1,6 +1,6 @@
 """Bandit agents (Sutton & Barto 2018, chapter 2): epsilon-greedy, UCB, gradient, Thompson.
 
-Reads top to bottom: config, rules, workflows. Every environment is a bandit of its own with an
+Reads top to bottom: config, rules, algorithms. Every environment is a bandit of its own with an
 agent of its own: N environments are N experiments side by side, [N, C, K] for C contexts (what a
 Discrete observation shows) and K arms. An agent learns from every pull and ignores what comes next.
 Where fewer or more environments are shown, as in an evaluation, row i is answered by agent i mod N;
@@ -13,11 +13,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rl_lab.algorithms.base import Optimized, Roles, Workflow
+from rl_lab.algorithms.base import Algorithm, Optimized, Roles
 from rl_lab.core.batch import ACTION, OBS, REWARD, Action, Array, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.spec import Discrete
@@ -41,7 +41,7 @@ class BanditConfig(AlgorithmConfig):
 class EpsilonGreedyConfig(BanditConfig):
     """A random arm now and then, the best one so far otherwise. Any float may be a schedule."""
 
-    epsilon: float = option(0.1, "chance of a random arm", low=0, high=1)
+    epsilon: float = option(0.1, "probability of a random arm", low=0, high=1)
     step_size: float | None = option(
         None, "constant step size; null averages all rewards of an arm", low=0, high=1
     )
@@ -104,16 +104,20 @@ def softmax(preferences: Array) -> Array:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def greedy_chances(values: Array, epsilon: float) -> Array:
+def greedy_probabilities(values: Array, epsilon: float) -> Array:
     """Chances of the arms when epsilon-greedy, each row of [N, K] by itself; the best share."""
     best = values == values.max(axis=1, keepdims=True)
     share = best / best.sum(axis=1, keepdims=True)
     return np.asarray(epsilon / values.shape[1] + (1.0 - epsilon) * share)
 
 
-def entropy(chances: Array) -> Array:
-    """Of each row of chances [N, K], in nats."""
-    return np.asarray(np.sum(chances * np.log(1.0 / np.where(chances > 0, chances, 1.0)), axis=1))
+def entropy(probabilities: Array) -> Array:
+    """Of each row of probabilities [N, K], in nats."""
+    return np.asarray(
+        np.sum(
+            probabilities * np.log(1.0 / np.where(probabilities > 0, probabilities, 1.0)), axis=1
+        )
+    )
 
 
 def preference_step(preferences: Array, arm: Array, advantage: Array, step_size: float) -> Array:
@@ -146,16 +150,16 @@ def posterior_unknown_noise(
     """
     before = precision(now.prior_std)
     weight = before + count
-    centre = (before * now.prior_mean + count * mean) / weight
+    center = (before * now.prior_mean + count * mean) / weight
     distance = before * count * (mean - now.prior_mean) ** 2 / weight
-    return centre, weight, 1.0 + count / 2, 1.0 + (squares + distance) / 2
+    return center, weight, 1.0 + count / 2, 1.0 + (squares + distance) / 2
 
 
-# -------------------------------------------------------------------- workflows
+# -------------------------------------------------------------------- algorithms
 
 
-class BanditAgent(Workflow):
-    """An agent for each environment. `values` is what a deterministic agent maximises."""
+class BanditAgent(Algorithm):
+    """An agent for each environment. `values` is what a deterministic agent maximizes."""
 
     actions: ClassVar[str] = "discrete"
     roles: ClassVar[Roles] = {}
@@ -166,7 +170,7 @@ class BanditAgent(Workflow):
     config: Any
     first_value: float = 0.0
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Make the tables [N, C, K]."""
         super().initialize(context)
         self.collect_steps = self.config.rollout_steps
@@ -210,7 +214,7 @@ class BanditAgent(Workflow):
     def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """One pull of every agent, already counted."""
 
-    def chances(self, values: Array) -> Array | None:
+    def probabilities(self, values: Array) -> Array | None:
         """Of the arms, by rows of `values` [N, K]; None where they are not known in closed form."""
         return None
 
@@ -237,8 +241,12 @@ class BanditAgent(Workflow):
             "q_spread": float(np.ptp(values, axis=1).mean()),
             "choice_entropy": float(entropy(pulled).mean()),
         }
-        chances = self.chances(values)
-        return found if chances is None else {**found, "entropy": float(entropy(chances).mean())}
+        probabilities = self.probabilities(values)
+        return (
+            found
+            if probabilities is None
+            else {**found, "entropy": float(entropy(probabilities).mean())}
+        )
 
     def average(self, cell: Cell, arm: Array, reward: Array, step_size: float | None) -> None:
         """Move the estimates of the arms towards their rewards: averages, or by constant steps."""
@@ -253,7 +261,7 @@ class EpsilonGreedy(BanditAgent):
     Config: ClassVar[type | None] = EpsilonGreedyConfig
     config: EpsilonGreedyConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """The first estimate may be an option."""
         self.first_value = self.config.initial_value
         super().initialize(context)
@@ -264,9 +272,9 @@ class EpsilonGreedy(BanditAgent):
         other = self.action_rng.integers(self.values.shape[-1], size=len(best))
         return np.where(self.action_rng.random(len(best)) < self.now.epsilon, other, best)
 
-    def chances(self, values: Array) -> Array | None:
+    def probabilities(self, values: Array) -> Array | None:
         """Of the arms, by rows of `values` [N, K]."""
-        return greedy_chances(values, self.now.epsilon)
+        return greedy_probabilities(values, self.now.epsilon)
 
     def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """Section 2.4 (averages) or 2.5 (constant steps)."""
@@ -296,7 +304,7 @@ class GradientBandit(BanditAgent):
     learned: ClassVar[tuple[str, ...]] = ("values", "counts", "average_reward")
     config: GradientBanditConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Preferences, and the average reward in every context [N, C]."""
         super().initialize(context)
         self.average_reward = np.zeros(self.values.shape[:2])
@@ -308,7 +316,7 @@ class GradientBandit(BanditAgent):
         drawn = self.action_rng.random((len(reached), 1)) * reached[:, -1:]
         return np.asarray((reached <= drawn).sum(axis=1))
 
-    def chances(self, values: Array) -> Array | None:
+    def probabilities(self, values: Array) -> Array | None:
         """Of the arms, by rows of `values` [N, K]."""
         return softmax(values)
 
@@ -328,7 +336,7 @@ class Thompson(BanditAgent):
     learned: ClassVar[tuple[str, ...]] = ("values", "counts", "averages", "squares")
     config: ThompsonConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Averages, and the sums of squared distances from them [N, C, K]."""
         super().initialize(context)
         self.averages = np.zeros_like(self.values)
@@ -352,12 +360,12 @@ class Thompson(BanditAgent):
             return any_best(random.beta(1 + count * mean, 1 + count * (1 - mean)), random)
         noise = random.standard_normal(mean.shape)
         if self.now.noise_std is not None:
-            centre, deviation = posterior(mean, count, self.now)
-            return any_best(centre + deviation * noise, random)
+            center, deviation = posterior(mean, count, self.now)
+            return any_best(center + deviation * noise, random)
         known = posterior_unknown_noise(mean, count, self.squares[cell], self.now)
-        centre, weight, shape, scale = known
+        center, weight, shape, scale = known
         variance = scale / random.standard_gamma(shape)
-        return any_best(centre + np.sqrt(variance / weight) * noise, random)
+        return any_best(center + np.sqrt(variance / weight) * noise, random)
 
     def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
         """Count, average and squared distances are all that the posteriors need."""

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.core.batch import Action, Batch, CollectResult, Metrics
+from rl_lab.core.batch import Action, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Act, MakePolicy, Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import Act, AlgorithmContext, Buffer, MakePolicy, Phase, Policy
 from rl_lab.core.state import Stateful, Tree
 
 LearnsFrom = Literal["rollouts", "transitions", "sequences"]
 Roles = Mapping[str, tuple[str, ...]] | None  # parts by name, and what is called of each
 Optimized = tuple[str, ...] | None  # names of what is trained
-VALUES = "values"  # where plain attributes live in a workflow's saved state
+VALUES = "values"  # where plain attributes live in an algorithm's saved state
 
 
 class Algorithm(ABC):
@@ -41,25 +41,25 @@ class Algorithm(ABC):
     optimized: ClassVar[Optimized] = None
     uses_network: ClassVar[bool] = True  # `network:` decides anything
     compiles: ClassVar[bool] = True  # its updates can be compiled
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used where the user says nothing
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used unless the user sets it
     learns_from: ClassVar[LearnsFrom] = "rollouts"  # the kind of buffer that updates need
     actions: ClassVar[str] = "both"  # that it can take: discrete, continuous or both
     learned: ClassVar[tuple[str, ...]] = ()  # arrays that a warm start takes, as it does networks
     # Today's names of saved state -> those of older checkpoints, both as dotted paths.
     old_names: ClassVar[Mapping[str, str]] = {}
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them
-    acts_on_arrays: bool = False  # `act` also takes numpy observations, which saves a conversion
+    acts_on_arrays: bool = False  # `act` also takes numpy observations, which avoids a conversion
     collect_steps: int = 1  # vector steps per collect call, unless collect_step is overridden
 
     def __init__(self, config: Any) -> None:
         self.config = config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Bind what the algorithm needs. Called once, before anything else."""
         self.context = context
 
     @abstractmethod
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: Any, *, deterministic: bool) -> Action:
         """Decide for N environments: obs is a tensor [N, …]."""
 
     def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
@@ -107,11 +107,11 @@ class Algorithm(ABC):
         return None
 
     def track_statistics(self, trajectory: Batch) -> None:
-        """Fresh rows have reached a buffer, whoever acted: statistics may take note of them."""
+        """Count new rows in the observation statistics. Called whichever policy acted."""
         return
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
-        """What an update hook is given; None: there is nothing to do, which counts as nothing."""
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
+        """The batch passed to `hook`. None skips the update; a skipped update is not counted."""
         return buffer.sample() if buffer.ready() else None
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -119,7 +119,7 @@ class Algorithm(ABC):
         raise UserError(f"{type(self).__name__} has no update hook")
 
     def warnings(self, row: Mapping[str, float]) -> list[str]:
-        """What a user should know about a row of metrics. Each sentence is printed once."""
+        """Warnings about a row of metrics. Each is printed once."""
         return []
 
     def imagine(self, *, horizon: int, **options: Any) -> Batch:
@@ -180,7 +180,7 @@ class Algorithm(ABC):
         for name, value in state[VALUES].items():
             current = vars(self).get(name)
             if isinstance(current, torch.Tensor) and current.shape == value.shape:
-                current.data.copy_(value)  # an optimiser may hold this very tensor
+                current.data.copy_(value)  # an optimizer may hold this very tensor
             else:
                 setattr(self, name, value)
 
@@ -219,7 +219,7 @@ class Algorithm(ABC):
             if id(value) not in bound and _is_plain(value)
         ]
 
-    def _is_fixed(self, value: Any) -> bool:
+    def _is_fixed(self, value: object) -> bool:
         """Things that do not drift: code, frozen configuration, devices, streams of the run."""
         if isinstance(value, (np.random.Generator, torch.Generator)):
             context = vars(self).get("context")
@@ -242,6 +242,39 @@ class Algorithm(ABC):
 Workflow = Algorithm  # the name in earlier versions
 
 
+class Version:
+    """An algorithm under another name, with other values and the same equations.
+
+    It stands for the class wherever a class is looked up by a registered name: called with a
+    config, it makes the algorithm, and what it does not declare is that of the algorithm.
+    """
+
+    def __init__(
+        self,
+        algorithm: type[Algorithm],
+        doc: str,
+        *,
+        config: type,
+        phases: Sequence[Mapping[str, Any]],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.algorithm = algorithm
+        self.__doc__ = doc
+        self.Config = config
+        self.phases = phases
+        self.defaults = defaults
+
+    def __call__(self, config: Any) -> Algorithm:
+        """The algorithm with a config of this version."""
+        return self.algorithm(config)
+
+    def __getattr__(self, name: str) -> Any:
+        """Class attributes of the algorithm."""
+        if name == "algorithm":  # of a copy that is still empty
+            raise AttributeError(name)
+        return getattr(self.algorithm, name)
+
+
 def _copied_dicts(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dicts as new dicts, with the same leaves."""
     return {
@@ -250,7 +283,7 @@ def _copied_dicts(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, (str, int)) and _is_plain(each) for key, each in value.items())
     if isinstance(value, (list, tuple)):

@@ -7,15 +7,15 @@ learns nothing: use it in a phase with `policy: brownian`.
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
-from rl_lab.algorithms.base import Optimized, Roles, Workflow
-from rl_lab.core.batch import ACTION, Action, CollectResult
+from rl_lab.algorithms.base import Algorithm, Optimized, Roles
+from rl_lab.core.batch import ACTION, Action, CollectResult, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig
 from rl_lab.core.spec import Box
@@ -33,7 +33,7 @@ class BrownianConfig(AlgorithmConfig):
     collect_steps: int = option(128, "vector steps per collect call", low=1)
 
 
-class BrownianWorkflow(Workflow):
+class Brownian(Algorithm):
     """Brownian-motion exploration: a bounded random walk over actions; learns nothing."""
 
     actions: ClassVar[str] = "continuous"
@@ -45,7 +45,7 @@ class BrownianWorkflow(Workflow):
     Config: ClassVar[type | None] = BrownianConfig
     config: BrownianConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Bind the bounds and a stream of random numbers."""
         super().initialize(context)
         space = context.spec.action
@@ -68,7 +68,7 @@ class BrownianWorkflow(Workflow):
         self.stride = at(self.config, step).stride
         return super().collect_step(step, phase=phase)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: dict[str, torch.Tensor], *, deterministic: bool) -> Action:
         """One step further, within the bounds; the first action of an episode is uniform."""
         before, size = state[ACTION], self.high - self.low
         uniform = torch.rand(before.shape, generator=self.rng).to(before.device)

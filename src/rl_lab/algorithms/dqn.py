@@ -45,15 +45,17 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Policy
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import Schedule, at
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Discrete
 from rl_lab.core.tree import first_leaf, map_leaves
 from rl_lab.core.value_distributions import (
@@ -87,15 +89,18 @@ class DQNConfig(TransitionConfig):
     batch_size: int = option(128, "transitions of one gradient step")
     replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
     train_every: int = option(4, "vector steps between updates")
-    learning_rate: float = option(2.5e-4, "step size of the optimiser")
+    learning_rate: float = option(2.5e-4, "step size of the optimizer")
     epsilon: Literal["auto"] | float = option(
         "auto",
-        "chance of a random action, 0 in evaluations; auto: from 1 to 0.05 in the first fifth of "
-        "the run, or 0 if `noisy`",
+        "probability of a random action, 0 in evaluations; auto: from 1 to 0.05 in the first fifth "
+        "of the run, or 0 if `noisy`",
         low=0,
         high=1,
     )
-    double: bool = option(True, "the network chooses the next action, its target judges it")
+    double: bool = option(
+        True,
+        "double Q-learning: the network chooses the next action, the target network evaluates it",
+    )
     dueling: bool = option(False, "state value and advantages as two heads")
     huber: bool = option(True, "errors beyond 1 count linearly; if not, half their square always")
     distribution: ValueDistribution = option(
@@ -110,9 +115,7 @@ class DQNConfig(TransitionConfig):
     quantiles: int = option(50, "quantile: how many; 200 in the paper, for Atari", low=1)
     noisy: bool = option(False, "layers of the heads have learned noise, which explores")
     target_every: int = option(500, "gradient steps between two moves of the target network", low=1)
-    target_rate: float = option(
-        1.0, "how far it moves then: 1 copies, 0.005 follows slowly", above=0, high=1
-    )
+    target_rate: float = option(1.0, "EMA step of the target network: 1 copies", above=0, high=1)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -130,14 +133,14 @@ class DQNConfig(TransitionConfig):
         """Numbers that the network says of each action."""
         return {"none": 1, "c51": self.atoms, "quantile": self.quantiles}[self.distribution]
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.network.shared_torso:
             problems.append("dqn has one network: network.shared_torso means nothing here")
         return problems
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """What compiling has to repay: a distribution gains three times as much by it."""
         return super().gradient_steps(run) * (1 if self.distribution == "none" else 3)
 
@@ -160,7 +163,7 @@ def distribution_loss(
     """Loss, priority and mean target of each row [B], from raw outputs [B, K] now and after it.
 
     A target is the distribution of the next action, moved and shrunk as a single value would be.
-    Priorities are what is minimised: the divergence from the target for c51 (Rainbow: the loss
+    Priorities are what is minimized: the divergence from the target for c51 (Rainbow: the loss
     without the target's own entropy), the loss itself for quantiles.
     """
     window = rows[REWARD], rows.get(STEPS), rows[TERMINATED]
@@ -168,11 +171,11 @@ def distribution_loss(
         goal = td_target(*window, future.T, gamma).T
         loss = quantile_huber(taken, goal)
         return loss, loss.detach(), goal.mean(-1), {}
-    atoms, chances = model.atoms(taken), future.softmax(-1)
+    atoms, probabilities = model.atoms(taken), future.softmax(-1)
     places = td_target(*window, atoms.unsqueeze(-1), gamma).T
-    goal = project(chances, places, atoms)
+    goal = project(probabilities, places, atoms)
     loss, divergence = categorical_loss(taken, goal)
-    outside = torch.where((places < atoms[0]) | (places > atoms[-1]), chances, 0.0).sum(-1)
+    outside = torch.where((places < atoms[0]) | (places > atoms[-1]), probabilities, 0.0).sum(-1)
     return loss, divergence, goal @ atoms, {"out_of_range": outside.mean()}
 
 
@@ -194,9 +197,9 @@ def dqn_loss(
     outputs = model(rows[OBS], value_noise, raw=True)
     taken = of_action(outputs, rows[ACTION])
     with torch.no_grad():
-        judge = target_network(rows[NEXT_OBS], target_noise, raw=True)
-        choice = model(rows[NEXT_OBS], choice_noise) if double else model.expected(judge)
-        future = chosen_value(choice, judge, model.mask(rows[NEXT_OBS]))
+        target_values = target_network(rows[NEXT_OBS], target_noise, raw=True)
+        choice = model(rows[NEXT_OBS], choice_noise) if double else model.expected(target_values)
+        future = chosen_value(choice, target_values, model.mask(rows[NEXT_OBS]))
     extra: dict[str, Tensor] = {}
     if model.distribution == "none":
         with torch.no_grad():
@@ -218,14 +221,14 @@ def dqn_loss(
     return loss, {**dict(zip(names, means, strict=True)), **extra}, {ERROR: error}
 
 
-def chosen_value(choice: Tensor, judge: Tensor, mask: Tensor | None) -> Tensor:
-    """The values in `judge` [B, A] or [B, A, K] of the best legal action by `choice` [B, A].
+def chosen_value(choice: Tensor, target_values: Tensor, mask: Tensor | None) -> Tensor:
+    """`target_values` [B, A] or [B, A, K] of the best legal action by `choice` [B, A].
 
     Double Q-learning chooses by the network and evaluates by its target: an error that makes an
     action look good in the one is not in the other. Plain Q-learning passes the target as both.
     """
     best = (choice if mask is None else masked(choice, mask)).argmax(-1)
-    return of_action(judge, best)
+    return of_action(target_values, best)
 
 
 def policy_entropy(epsilon: float, legal: int) -> float:
@@ -276,7 +279,7 @@ class DQN(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: DQNConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its target, and bind the streams of random numbers."""
         super().initialize(context)
         run, config = context.config, self.config
@@ -329,7 +332,7 @@ class DQN(Algorithm):
             return self.collect(self.random_actions, phase)
         return self.collect(self.act, phase, policy=self.pure_policy)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """The best action, or with probability epsilon a random one, in each environment.
 
         Noisy layers have fresh noise in every environment and at every step, or none if this is
@@ -353,7 +356,7 @@ class DQN(Algorithm):
         legal = values if mask is None else masked(values, mask)
         return {"q_values": values, "value": legal.amax(-1)}
 
-    def _greedy(self, obs: Any, noise: Tensor | None = None) -> Array:
+    def _greedy(self, obs: Obs, noise: Tensor | None = None) -> Array:
         """The best legal actions [N]."""
         if self.numpy_values is not None:
             best: Array = self.numpy_values(np.asarray(obs)).argmax(-1)
@@ -378,7 +381,7 @@ class DQN(Algorithm):
         return drawn if noise is None else torch.cat([drawn, noise], -1)
 
     def decide(
-        self, weights: dict[str, Tensor], obs: Any, noise: Tensor
+        self, weights: dict[str, Tensor], obs: Obs, noise: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The action that the random numbers choose. Everything it reads is an argument."""
         weights, actions = dict(weights), self.model.actions
@@ -395,7 +398,7 @@ class DQN(Algorithm):
             self.model.normalizer.update_statistics(trajectory[OBS])
             self.learner.copy_buffers()
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""
         return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
 
@@ -424,7 +427,7 @@ class DQN(Algorithm):
             "gradient_steps": self.budget.steps,
         }
 
-    def _entropy(self, obs: Any) -> float | Tensor:
+    def _entropy(self, obs: Obs) -> float | Tensor:
         """Entropy of the policy: of its noisy layers on a few rows, or of epsilon-greedy ones."""
         if not self.config.noisy:
             return epsilon_entropy(self.epsilon, self.model.actions, self.model.mask(obs))

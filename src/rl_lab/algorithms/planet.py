@@ -48,6 +48,7 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
@@ -55,7 +56,7 @@ from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import Activation
 from rl_lab.core.spec import Discrete, MultiDiscrete
@@ -63,7 +64,7 @@ from rl_lab.core.tree import first_leaf
 from rl_lab.networks.mlp import Norm, as_vector, vector_size
 from rl_lab.planning.cem import planner_noise
 from rl_lab.planning.planner import PlannerConfig, plan_actions
-from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_chances
+from rl_lab.planning.plans import Plan, imagined_return, shifted, shifted_probabilities
 
 USED = (OBS, PREVIOUS_ACTION, REWARD, RESET, TERMINATED)  # of a batch of sequences
 PREVIOUS, PLAN, WEIGHT = "action", "plan", "weight"
@@ -100,22 +101,22 @@ class PlaNetConfig(WorldConfig):
     learning_starts: int = option(1000, "environment steps of random actions before learning")
     train_every: int = option(50, "vector steps between updates; an episode in the paper")
     gamma: float = option(1.0, "discount factor of imagined rewards")
-    learning_rate: float = option(1e-3, "step size of the optimiser")
+    learning_rate: float = option(1e-3, "step size of the optimizer")
     max_grad_norm: float = option(1000.0, "largest norm of a gradient")
-    optimizer: PlaNetOptimizerConfig = section(PlaNetOptimizerConfig, "the optimiser's settings")
+    optimizer: PlaNetOptimizerConfig = section(PlaNetOptimizerConfig, "the optimizer's settings")
     free_nats: float = option(
-        3.0, "KL per step, summed over latents, below which nothing is learnt"
+        3.0, "KL per step, summed over latents, below which it has no gradient"
     )
     kl_scale: float = option(1.0, "weight of the KL beyond that")
     reward_scale: float = option(10.0, "weight of the loss of rewards")
     overshooting: int = option(
-        0, "latent overshooting: priors of up to so many steps ahead must fit as well; 0: off"
+        0, "latent overshooting: train priors of up to this many steps ahead, too; 0: off"
     )
     overshooting_scale: float = option(1.0, "weight of latent overshooting")
     exploration_noise: float = option(
-        0.3, "deviation of noise on collected actions; discrete: chance of a random one"
+        0.3, "deviation of noise on collected actions; discrete: probability of a random one"
     )
-    planner: PlannerConfig = section(PlannerConfig, "how actions are looked for")
+    planner: PlannerConfig = section(PlannerConfig, "the planner that chooses actions")
     deter: int = option(200, "width of the memory")
     hidden: int = option(200, "width of the layers around the memory")
     stoch: int = option(30, "latents")
@@ -124,7 +125,7 @@ class PlaNetConfig(WorldConfig):
     layers: int = option(3, "layers of the encoder, the decoder and the heads of vectors")
     channels: int = option(32, "channels of the first convolution; each layer doubles them")
     activation: Activation = option("relu", "tanh, relu, elu, gelu or silu")
-    norm: Norm = option("none", "normalisation of layers: none, layer or rms")
+    norm: Norm = option("none", "normalization of layers: none, layer or rms")
     symlog_inputs: bool = option(False, "vectors are seen, and predicted, through symlog")
     two_hot: bool = option(False, "rewards as weights of bins; if not, as one number")
 
@@ -237,7 +238,7 @@ class PlaNet(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: PlaNetConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the learner of the world model, the update budget, and the random streams."""
         super().initialize(context)
         config, self.space = self.config, context.spec.action
@@ -291,7 +292,7 @@ class PlaNet(Algorithm):
         return self.collect(self.act, phase)
 
     @torch.no_grad()
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: LatentState, *, deterministic: bool) -> Action:
         """Update the belief with the last action and the frame, then plan from it."""
         rng = self._fixed_rng() if deterministic else self.plan_rng
         belief = self.believe(obs, state, rng, deterministic=deterministic)
@@ -304,7 +305,7 @@ class PlaNet(Algorithm):
         return Action(action, after)
 
     def believe(
-        self, obs: Any, state: LatentState, rng: torch.Generator, *, deterministic: bool
+        self, obs: Obs, state: LatentState, rng: torch.Generator, *, deterministic: bool
     ) -> LatentState:
         """The latent state after this frame: a sample of the posterior, or its mode."""
         rssm, count = self.world.rssm, len(first_leaf(obs))
@@ -346,7 +347,7 @@ class PlaNet(Algorithm):
 
     def _shifted(self, found: Plan) -> Tensor:
         """The plan one step later: the first guess of the next one."""
-        return (shifted_chances if isinstance(self.space, Discrete) else shifted)(found.mean)
+        return (shifted_probabilities if isinstance(self.space, Discrete) else shifted)(found.mean)
 
     def _no_plan(self, batch: int) -> Tensor:
         size = (batch, self.config.planner.horizon, vector_size(self.space))
@@ -355,7 +356,7 @@ class PlaNet(Algorithm):
     def _unknown_action(self) -> float:
         return 1 / self.space.n if isinstance(self.space, Discrete) else 0.0
 
-    def _first_action(self, found: Plan, obs: Any) -> Tensor:
+    def _first_action(self, found: Plan, obs: Obs) -> Tensor:
         """The first action of a plan, in policy space [N, …]."""
         if not isinstance(self.space, Discrete):
             return found.action.reshape(-1, *self.space.shape)
@@ -364,7 +365,7 @@ class PlaNet(Algorithm):
             probs = torch.where(obs[ACTION_MASK] != 0, probs, -1.0)
         return probs.argmax(-1)
 
-    def _explored(self, action: Tensor, obs: Any) -> Tensor:
+    def _explored(self, action: Tensor, obs: Obs) -> Tensor:
         """Actions with exploration noise; the belief is updated with the noisy ones."""
         if not isinstance(self.space, Discrete):
             noise = torch.empty_like(action).normal_(generator=self.plan_rng)
@@ -375,7 +376,7 @@ class PlaNet(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Sequences for all gradient steps that are due, [K, T, B, …]."""
         now = at(self.config, phase["step"])
         sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}

@@ -1,7 +1,7 @@
 """PPO: clipped policy gradient with GAE (Schulman et al. 2017, arXiv:1707.06347).
 
 Reads top to bottom: config, losses, algorithm. Departures from the paper: advantages may be
-normalised; the value loss may be clipped; old log-probs and values are computed by the learner in
+normalized; the value loss may be clipped; old log-probs and values are computed by the learner in
 one pass over the rollout, so the first ratio is 1 whatever forward collected the data; with a
 memory, minibatches are sequences that start from the state which that pass had there.
 """
@@ -29,13 +29,14 @@ from rl_lab.core.batch import (
     Action,
     Batch,
     Metrics,
+    Obs,
 )
 from rl_lab.core.distributions import described
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase, Policy
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
@@ -65,7 +66,7 @@ class PPOConfig(AlgorithmConfig):
     sequence_length: int | None = option(
         None, "with a memory: steps that gradients flow through (default: the whole rollout)", low=1
     )
-    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    learning_rate: float = option(3e-4, "step size of the optimizer", above=0)
     learning_rates: dict[str, float] = option(
         {}, "other step sizes by parameter name pattern, e.g. {'critic*': 1e-3}", low=0
     )
@@ -79,14 +80,17 @@ class PPOConfig(AlgorithmConfig):
     )
     value_coefficient: float = option(0.5, "weight of the value loss")
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
+    reconstruction_coefficient: float = option(
+        0.0, "with a memory: weight of the loss of reconstructing the observation from it", low=0
+    )
     max_grad_norm: float = option(0.5, "largest norm of a gradient", above=0)
     target_kl: float | None = option(
         None, "stop a rollout's updates beyond this KL (off if null)", above=0
     )
     normalize_advantages: Literal["batch", "rollout", "off"] = option(
-        "batch", "centre and scale advantages per minibatch, per rollout, or not"
+        "batch", "center and scale advantages per minibatch, per rollout, or not"
     )
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimizer's own settings")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -94,10 +98,12 @@ class PPOConfig(AlgorithmConfig):
         if self.minibatches is not None and self.batch_size is not None:
             raise ValueError("give minibatches or batch_size, not both")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         rows = self.rollout_steps * run.environment.num_envs
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
+        if self.reconstruction_coefficient != 0 and run.network.memory.type == "none":
+            return ["reconstruction_coefficient needs a memory, such as network.memory.type=trxl"]
         if self.rollout_steps % length:
             return [f"sequence_length {length} does not divide rollout_steps {self.rollout_steps}"]
         if self.batch_size is not None and not 0 < self.batch_size <= rows:
@@ -113,7 +119,7 @@ class PPOConfig(AlgorithmConfig):
             return [f"batch_size {self.batch_size} does not divide the rollout's {rows} rows"]
         return []
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """Gradient steps of a whole run: what compiling them would have to repay."""
         rows = self.rollout_steps * run.environment.num_envs
         return run.training.total_timesteps / rows * self.epochs * self.minibatch_count(rows)
@@ -128,7 +134,7 @@ class PPOConfig(AlgorithmConfig):
         for count in range(self.minibatches or 4, 0, -1):
             yield replace(self, minibatches=count, batch_size=None)
 
-    def choices(self, run: Any) -> dict[str, Any]:
+    def choices(self, run: RunConfig) -> dict[str, Any]:
         """What is chosen where nothing is said, if it is not what a default says."""
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
         said = length in (1, self.rollout_steps, self.sequence_length)
@@ -202,8 +208,8 @@ def value_loss(
 
 def normalize(advantage: Tensor) -> Tensor:
     """Zero mean and unit deviation; all zeros when there is nothing to tell apart."""
-    centred = advantage - advantage.mean()
-    return centred / (centred.square().mean().sqrt() + 1e-8)
+    centered = advantage - advantage.mean()
+    return centered / (centered.square().mean().sqrt() + 1e-8)
 
 
 def ppo_loss(
@@ -216,7 +222,7 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The objective of one minibatch (eq. 9): the rows, or with a memory the sequences, `index`."""
     rows = take(rollout, index, axis=int(model.has_memory))
-    policy, value = model(rows[OBS], rows[STATE], rows.get(RESET))
+    policy, value, reconstruction = model.evaluate(rows[OBS], rows[STATE], rows.get(RESET))
     advantage = normalize(rows[ADVANTAGE]) if normalize_batch else rows[ADVANTAGE]
     policy_loss, metrics = clipped_surrogate(
         policy.log_prob(rows[ACTION]), rows[LOG_PROB], advantage, hyper["clip_range"]
@@ -229,6 +235,9 @@ def ppo_loss(
     if bonus is not None:
         loss = loss - bonus * entropy
     parts = {"policy_loss": policy_loss, "value_loss": critic_loss, "entropy": entropy}
+    if reconstruction is not None:
+        loss = loss + hyper["reconstruction_coefficient"] * reconstruction
+        parts["reconstruction_loss"] = reconstruction
     return loss, parts | metrics, {}
 
 
@@ -244,14 +253,15 @@ class PPO(Algorithm):
     }
     config: PPOConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its optimizer, and bind the streams of random numbers."""
         super().initialize(context)
         run, config = context.config, self.config
         mode = normalize_mode(run.environment.normalize_obs)
-        model = ActorCritic(run.network, context.spec, mode).to(context.device)
+        reconstructs = config.reconstruction_coefficient != 0
+        model = ActorCritic(run.network, context.spec, mode, reconstructs=reconstructs)
         self.learner = Learner(
-            model,
+            model.to(context.device),
             partial(ppo_loss, normalize_batch=config.normalize_advantages == "batch"),
             config.optimizer,
             compile=run.compute.compile == "on",
@@ -272,13 +282,13 @@ class PPO(Algorithm):
         """The network that is trained and acts."""
         return cast(ActorCritic, self.learner.module)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 
     def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
         """The distribution over actions, and the value."""
-        policy, value, _ = self.model.look(obs, state)
+        policy, value = self.model.look(obs, state)
         return {**described(policy), "value": value}
 
     def initial_state(self, batch: int) -> Any:
@@ -375,6 +385,9 @@ class PPO(Algorithm):
             for name in ("clip_range", "value_clip", "value_coefficient", "entropy_coefficient")
             if (value := getattr(now, name)) is not None
         }
+        if self.model.decoders:
+            weight = torch.tensor(now.reconstruction_coefficient, device=device)
+            hyper["reconstruction_coefficient"] = weight
         if self.config.entropy_coefficient == 0:
             del hyper["entropy_coefficient"]  # no bonus, no gradient of it
         rate = self.learner.rates(now.learning_rate, now.learning_rates)

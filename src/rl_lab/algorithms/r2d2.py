@@ -1,11 +1,11 @@
 """R2D2: Q-learning with a memory, from sequences of a replay buffer (Kapturowski et al. 2019).
 
-Reads top to bottom: config, scale of values, loss, workflow. A window of frames is replayed from
+Reads top to bottom: config, scale of values, loss, algorithm. A window of frames is replayed from
 the state that was stored when its frames were seen last; that state is old, so the first frames of
 the window (the buffer's `burn_in`) only warm the memory up, and nothing is learned from them.
 
 Departures from the paper: one learner that also acts; windows are equally likely, whatever their
-errors; one may lead from an episode into the next, where the memory starts anew; the memory sees
+errors; one may lead from an episode into the next, where the memory starts again; the memory sees
 the last action, not the last reward; gradients also flow through the frames that warm up; the state
 after a replayed window takes the place of the one that was stored there.
 """
@@ -34,6 +34,7 @@ from rl_lab.algorithms.replay import (
     ReplayConfig,
     averages,
     minibatches,
+    sample_windows,
     step_sizes,
     window_problems,
 )
@@ -52,15 +53,17 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.distributions import masked
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.returns import multi_step_return
 from rl_lab.core.schedule import at
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Discrete
 from rl_lab.core.value_distributions import of_action
 from rl_lab.networks.mlp import as_vector
@@ -84,19 +87,20 @@ class R2D2Config(ReplayConfig):
     )
     replay_ratio: float = option(0.25, "gradient steps per environment step; fractions are carried")
     train_every: int = option(4, "vector steps between updates")
-    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    learning_rate: float = option(3e-4, "step size of the optimizer", above=0)
     n_step: int = option(5, "rewards in a row before the bootstrap", low=1)
     epsilon: float = option(
-        DEFAULT_EPSILON, "chance of a random action, 0 in evaluations", low=0, high=1
+        DEFAULT_EPSILON, "probability of a random action, 0 in evaluations", low=0, high=1
     )
-    double: bool = option(True, "the network chooses the next action, its target judges it")
+    double: bool = option(
+        True,
+        "double Q-learning: the network chooses the next action, the target network evaluates it",
+    )
     dueling: bool = option(True, "state value and advantages as two heads")
     rescale: bool = option(True, "learn roots of values: large returns do not drown small ones")
     huber: bool = option(False, "errors beyond 1 count linearly; if not, half their square always")
     target_every: int = option(500, "gradient steps between two moves of the target network", low=1)
-    target_rate: float = option(
-        1.0, "how far it moves then: 1 copies, 0.005 follows slowly", above=0, high=1
-    )
+    target_rate: float = option(1.0, "EMA step of the target network: 1 copies", above=0, high=1)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -104,7 +108,7 @@ class R2D2Config(ReplayConfig):
         if self.optimizer.accumulate > 1:
             raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.network.shared_torso:
@@ -125,7 +129,7 @@ class R2D2Config(ReplayConfig):
         """Frames of one window."""
         return "batch_length", self.batch_length
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """What compiling has to repay; the memory is unrolled: long sequences take many minutes."""
         return super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
 
@@ -188,11 +192,11 @@ def r2d2_loss(
     values, after = model(*seen)
     taken = of_action(values[:-1].flatten(0, 1), rows[PREVIOUS_ACTION][1:].flatten())
     with torch.no_grad():
-        judge, _ = target_network(*seen)
+        target_values, _ = target_network(*seen)
         mask = model.mask(rows[OBS])
-        choice = (values if double else judge).flatten(0, 1)
+        choice = (values if double else target_values).flatten(0, 1)
         legal = None if mask is None else mask.flatten(0, 1)
-        future = chosen_value(choice, judge.flatten(0, 1), legal).view(rows[RESET].shape)
+        future = chosen_value(choice, target_values.flatten(0, 1), legal).view(rows[RESET].shape)
         target = window_targets(rows, future, gamma, n_step=n_step, rescale=rescale).flatten()
         weight = learned_rows(rows).flatten().float()
         weight = weight / weight.sum().clamp_min(1)
@@ -228,7 +232,7 @@ class R2D2(Algorithm):
     }
     config: R2D2Config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its target, and bind the stream of random numbers."""
         super().initialize(context)
         run, config, self.space = context.config, self.config, context.spec.action
@@ -287,7 +291,7 @@ class R2D2(Algorithm):
             self.learner.copy_buffers()
 
     @torch.no_grad()
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: dict[str, Any], *, deterministic: bool) -> Action:
         """The best action by all that was seen; or with probability epsilon a random one."""
         values, memory = self.model.step(obs, state[PREVIOUS], state[MEMORY])
         mask = self.model.mask(obs)
@@ -310,14 +314,13 @@ class R2D2(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Sequences [K, T, B, …] for all gradient steps that are due."""
         now = at(self.config, phase["step"])
-        ready = buffer.ready(now.batch_length)
-        due = self.budget.due(phase, now.replay_ratio, ready=ready)
-        if due == 0:
+        sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}
+        found = sample_windows(buffer, self.budget, phase, now.replay_ratio, **sizes)
+        if found is None:
             return None
-        found: Batch = buffer.sequences(now.batch_size, now.batch_length, due)
         return {name: found[name] for name in (*SEEN, LATENT, INDEX) if name in found}
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:

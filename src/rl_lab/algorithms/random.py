@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rl_lab.algorithms.base import Optimized, Roles, Workflow
+from rl_lab.algorithms.base import Algorithm, Optimized, Roles
 from rl_lab.core.actions import random_action
 from rl_lab.core.batch import Action, Obs
 from rl_lab.core.options import option
-from rl_lab.core.protocols import WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext
 from rl_lab.core.schema import AlgorithmConfig
 
 
@@ -18,7 +18,7 @@ class RandomConfig(AlgorithmConfig):
     collect_steps: int = option(128, "vector steps per collect call", low=1)
 
 
-class RandomWorkflow(Workflow):
+class RandomPolicy(Algorithm):
     """Random policy: a baseline that learns nothing."""
 
     roles: ClassVar[Roles] = {}
@@ -26,8 +26,9 @@ class RandomWorkflow(Workflow):
     uses_network: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     Config: ClassVar[type | None] = RandomConfig
+    config: RandomConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Bind the action space and a stream of random numbers."""
         super().initialize(context)
         self.collect_steps = self.config.collect_steps

@@ -5,7 +5,7 @@ Those that are still open wait for their end: dropping them would prefer short e
 them would be another algorithm. So their first steps may have been acted by the policy of before.
 
 Departures from the paper: one step of Adam per batch instead of one per episode; targets may be
-normalised over the batch; step t has no factor γ^t in front of it, as in practically all code; a
+normalized over the batch; step t has no factor γ^t in front of it, as in practically all code; a
 truncated episode is continued by the baseline if there is one that predicts the reward to go, else
 it counts as it is.
 """
@@ -33,13 +33,14 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.distributions import described
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, Policy, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase, Policy
 from rl_lab.core.returns import explained_variance, gae
 from rl_lab.core.running_stats import RewardNormalizer
 from rl_lab.core.schedule import at
@@ -66,34 +67,34 @@ class ReinforceConfig(AlgorithmConfig):
     batch_steps: int = option(
         4000, "learn once ended episodes have at least this many steps", low=1
     )
-    rollout_steps: int = option(32, "vector steps between two looks at what has ended", low=1)
-    learning_rate: float = option(1e-2, "step size of the policy's optimiser", above=0)
+    rollout_steps: int = option(32, "vector steps between checks for ended episodes", low=1)
+    learning_rate: float = option(1e-2, "step size of the policy's optimizer", above=0)
     gamma: float = option(0.99, "discount factor", low=0, high=1)
     entropy_coefficient: float = option(0.0, "weight of the entropy bonus")
     normalize_targets: Literal["batch", "off"] = option(
-        "batch", "centre and scale the targets of a batch (never of one episode), or not"
+        "batch", "center and scale the targets of a batch (never of one episode), or not"
     )
     baseline_learning_rate: float = option(
-        1e-2, "step size of the baseline's own optimiser", above=0
+        1e-2, "step size of the baseline's own optimizer", above=0
     )
     baseline_steps: int = option(20, "gradient steps of the baseline per batch", low=1)
     value_coefficient: float = option(
         0.5, "with a shared torso: weight of the baseline in the policy's single step"
     )
     max_grad_norm: float = option(1.0, "largest norm of a gradient", above=0)
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimizer's own settings")
 
     def small(self, run: RunConfig, *, call: int, before: int) -> list[dict[str, Any]]:
         """Batches that a run of few steps fills several times."""
         return [{"algorithm.batch_steps": min(self.batch_steps, max(call // 8, 1))}]
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         if self.optimizer.accumulate > 1 and run.network.memory.type != "none":
             return ["optimizer.accumulate must be 1 with a memory: a batch is one sequence"]
         return []
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """None worth compiling: every batch has another size, and compiled code has one."""
         return 0.0
 
@@ -138,8 +139,8 @@ def episode_return(to_go: Tensor, reset: Tensor) -> Tensor:
 
 def normalize(target: Tensor) -> Tensor:
     """Zero mean and unit deviation; all zeros when there is nothing to tell apart."""
-    centred = target - target.mean()
-    return centred / (centred.square().mean().sqrt() + 1e-8)
+    centered = target - target.mean()
+    return centered / (centered.square().mean().sqrt() + 1e-8)
 
 
 def policy_gradient(log_prob: Tensor, target: Tensor) -> Tensor:
@@ -186,7 +187,7 @@ class Reinforce(Algorithm):
     }
     config: ReinforceConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the network with its optimizers, and bind the streams of random numbers."""
         super().initialize(context)
         run, config = context.config, self.config
@@ -215,13 +216,13 @@ class Reinforce(Algorithm):
         """The network that is trained and acts."""
         return cast(ActorCritic, self.learner.module)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 
     def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
         """The distribution over actions, and the value of the baseline if there is one."""
-        policy, value, _ = self.model.look(obs, state)
+        policy, value = self.model.look(obs, state)
         return {**described(policy), **({"value": value} if self.has_baseline else {})}
 
     def initial_state(self, batch: int) -> Any:

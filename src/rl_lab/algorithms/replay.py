@@ -5,7 +5,7 @@ Pure functions and configuration; how many gradient steps are due is `core.clock
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +16,9 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.learner import OptimizerFactory, Update, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Replay, Sequences
 from rl_lab.core.schedule import Schedule, extremes
-from rl_lab.core.schema import AlgorithmConfig
+from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.tree import first_leaf, picked
 
 # How checkpoints of earlier versions name what `self.budget` holds.
@@ -49,9 +49,9 @@ class ReplayConfig(AlgorithmConfig):
     train_every: int = option(1, "vector steps between updates", low=1)
     gamma: float = option(0.99, "discount factor", low=0, high=1)
     max_grad_norm: float = option(10.0, "largest norm of a gradient", above=0)
-    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimiser's own settings")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "the optimizer's own settings")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = []
         if run.network.memory.type != "none" and (reason := self.memory_problem()):
@@ -87,12 +87,12 @@ class ReplayConfig(AlgorithmConfig):
         """Rows that a buffer must have room for, and the option that says so."""
         return "batch_size", self.batch_size
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """Gradient steps of a whole run: what compiling them would have to repay."""
         steps = run.training.total_timesteps - self.learning_starts
         return float(steps * extremes(self.replay_ratio)[1])
 
-    def small(self, run: Any, *, call: int, before: int) -> list[dict[str, Any]]:
+    def small(self, run: RunConfig, *, call: int, before: int) -> list[dict[str, Any]]:
         """Options, by path, with which a run of few steps still does everything.
 
         One call of collect should take `call` environment steps at most, and `before` is how many
@@ -108,7 +108,7 @@ class ReplayConfig(AlgorithmConfig):
                 changes.append({f"buffers.{name}.capacity": enough})
         return changes
 
-    def warnings(self, run: Any) -> list[str]:
+    def warnings(self, run: RunConfig) -> list[str]:
         """What is legal and probably not meant."""
         total = run.training.total_timesteps
         if self.learning_starts < total:
@@ -130,9 +130,9 @@ class TransitionConfig(ReplayConfig):
         low=0,
         high=1,
     )
-    learning_rate: float = option(3e-4, "step size of the optimiser", above=0)
+    learning_rate: float = option(3e-4, "step size of the optimizer", above=0)
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         for name, buffer in run.buffers.items():
@@ -142,18 +142,18 @@ class TransitionConfig(ReplayConfig):
 
 
 def sample_minibatches(
-    buffer: Any, budget: UpdateBudget, phase: Phase, now: TransitionConfig
+    buffer: Buffer, budget: UpdateBudget, phase: Phase, now: TransitionConfig
 ) -> Batch | None:
     """Minibatches [K, B, …] for all K gradient steps that are due; None if there are none."""
     due = budget.due(phase, now.replay_ratio, ready=buffer.ready())
     if due == 0:
         return None
-    found: Batch = buffer.sample(now.batch_size, due, n_step=now.n_step, beta=now.importance_beta)
-    return found
+    replay = cast(Replay, buffer)  # `learns_from` is checked when a run is built
+    return replay.sample(now.batch_size, due, n_step=now.n_step, beta=now.importance_beta)
 
 
 def sample_windows(
-    buffer: Any,
+    buffer: Buffer,
     budget: UpdateBudget,
     phase: Phase,
     replay_ratio: float,
@@ -162,11 +162,9 @@ def sample_windows(
     batch_length: int,
 ) -> Batch | None:
     """Windows [K, T, B, …] for all K gradient steps that are due; None if there are none."""
-    due = budget.due(phase, replay_ratio, ready=buffer.ready(batch_length))
-    if due == 0:
-        return None
-    found: Batch = buffer.sequences(batch_size, batch_length, due)
-    return found
+    frames = cast(Sequences, buffer)  # `learns_from` is checked when a run is built
+    due = budget.due(phase, replay_ratio, ready=frames.ready(batch_length))
+    return frames.sequences(batch_size, batch_length, due) if due else None
 
 
 def minibatches(batch: Batch, budget: UpdateBudget, phase: Phase, ratio: float) -> Iterator[Batch]:
@@ -176,15 +174,15 @@ def minibatches(batch: Batch, budget: UpdateBudget, phase: Phase, ratio: float) 
 
 
 def update_priorities(
-    context: WorkflowContext, batch: Batch, errors: Sequence[Tensor], phase: Phase
+    context: AlgorithmContext, batch: Batch, errors: Sequence[Tensor], phase: Phase
 ) -> None:
     """Give the buffer the |TD errors| of K minibatches, if it draws by priority."""
     if INDEX in batch:
-        buffer: Any = context.buffer(phase)
+        buffer = cast(Replay, context.buffer(phase))
         buffer.reprioritize(batch[INDEX], torch.stack(list(errors)))
 
 
-def torch_optimizer(context: WorkflowContext, name: str) -> OptimizerFactory | None:
+def torch_optimizer(context: AlgorithmContext, name: str) -> OptimizerFactory | None:
     """The optimizer of `torch.optim` that `optimizers:` names for a part, if any."""
     factory = context.optimizers.get(name)
     if factory is not None and context.config.compute.compile == "on":
@@ -205,8 +203,8 @@ def step_metrics(name: str, step: Update) -> Metrics:
     return {**step.metrics, f"{name}_loss": step.loss, f"grad_norm/{name}": step.grad_norm}
 
 
-def window_problems(run: Any, option_name: str, frames: int) -> list[str]:
-    """Buffers with no room for a window of so many frames, which are all of one environment."""
+def window_problems(run: RunConfig, option_name: str, frames: int) -> list[str]:
+    """Buffers with no room for a window of that many frames, which are all of one environment."""
     count = run.environment.num_envs
     found = []
     for name, buffer in run.buffers.items():
@@ -220,7 +218,7 @@ def window_problems(run: Any, option_name: str, frames: int) -> list[str]:
     return found
 
 
-def require_chances(config: Any, *names: str) -> None:
+def require_probabilities(config: object, *names: str) -> None:
     """Refuse options, or schedules of them, that are ever outside of [0, 1]."""
     for name in names:
         low, high = extremes(getattr(config, name))
@@ -228,7 +226,7 @@ def require_chances(config: Any, *names: str) -> None:
             raise ValueError(f"{name} must be in [0, 1], got {low if low < 0 else high:g}")
 
 
-def require_positive(config: Any, *names: str) -> None:
+def require_positive(config: object, *names: str) -> None:
     """Refuse options, or schedules of them, that are not above zero."""
     for name in names:
         low, high = extremes(getattr(config, name))
@@ -236,7 +234,7 @@ def require_positive(config: Any, *names: str) -> None:
             raise ValueError(f"{name} must be positive, got {low:g}")
 
 
-def require_not_negative(config: Any, *names: str) -> None:
+def require_not_negative(config: object, *names: str) -> None:
     """Refuse options, or schedules of them, that are ever below zero."""
     for name in names:
         if (low := extremes(getattr(config, name))[0]) < 0:

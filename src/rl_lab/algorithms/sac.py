@@ -28,8 +28,8 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
-    require_chances,
     require_positive,
+    require_probabilities,
     sample_minibatches,
     step_metrics,
     step_sizes,
@@ -49,15 +49,17 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.distributions import Categorical, SquashedGaussian, described
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Box, Space
 from rl_lab.core.tree import first_leaf
 from rl_lab.networks.ensemble import QEnsemble
@@ -97,7 +99,7 @@ class SACConfig(TransitionConfig):
         None, "critics drawn at random for each target, which takes their minimum (all if null)"
     )
     critic_dropout: float = option(0.0, "share of the critics' hidden units left out at random")
-    critic_norm: bool = option(False, "hidden layers of the critics are layer-normalised")
+    critic_norm: bool = option(False, "hidden layers of the critics are layer-normalized")
     actor_value: Reduce = option("min", "what the actor makes of the critics: min, or mean")
     temperature: Literal["auto"] | float = option(
         "auto", "weight of the entropy (alpha): auto is learned, a number is fixed"
@@ -133,25 +135,27 @@ class SACConfig(TransitionConfig):
         rates = [f"{part}_learning_rate" for part in ("actor", "critic", "temperature")]
         own = [name for name in rates if getattr(self, name) is not None]
         require_positive(self, "target_rate", "initial_temperature", "reward_scale", *own)
-        require_chances(self, "target_rate", "critic_dropout")
+        require_probabilities(self, "target_rate", "critic_dropout")
         if extremes(self.critic_dropout)[1] == 1:
             raise ValueError("critic_dropout must be below 1, got 1")
         if self.temperature != "auto" and (low := extremes(self.temperature)[0]) < 0:
             raise ValueError(f"temperature must be auto, or 0 or more, got {low:g}")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.compute.compile == "on" and run.network.shared_torso:
             problems.append("network.shared_torso cannot be compiled: set compute.compile=off")
         return problems
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """What compiling has to repay: a step of the critics, one of the actor, and the target."""
         return 0.0 if run.network.shared_torso else 3 * super().gradient_steps(run)
 
 
-def soft_value(policy: SoftPolicy, critic: Any, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+def soft_value(
+    policy: SoftPolicy, critic: Callable[[Tensor | None], Tensor], noise: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Q [B] of the policy's action, and its log π [B]: of one sample, or expected over all."""
     if isinstance(policy, Categorical):
         probabilities = policy.log_probs.exp()
@@ -196,7 +200,7 @@ def reduced(q: Tensor, how: Reduce, subset: Tensor | None = None) -> Tensor:
 
 def critic_loss(
     critic: QEnsemble,
-    obs: Any,
+    obs: Obs,
     action: Tensor,
     target: Tensor,
     weight: Tensor | None,
@@ -215,7 +219,7 @@ def critic_loss(
 
 def actor_loss(
     actor: SoftActor,
-    obs: Any,
+    obs: Obs,
     critic: QEnsemble,
     noise: Tensor | None,
     alpha: Tensor,
@@ -256,7 +260,7 @@ def temperature_loss(
     return -log_alpha * missing, -missing
 
 
-def entropy_goal(config: SACConfig, action: Space, obs: Any = None) -> float | Tensor:
+def entropy_goal(config: SACConfig, action: Space, obs: Obs = None) -> float | Tensor:
     """The target entropy: for `auto`, minus the dimensions of a Box, or a share of the largest.
 
     Where `obs` has action masks, that is the largest entropy of the legal actions of each row [B]:
@@ -292,7 +296,7 @@ class SAC(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: SACConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the networks, their learners, and bind the streams of random numbers."""
         super().initialize(context)
         run, spec, config, device = context.config, context.spec, self.config, context.device
@@ -341,7 +345,7 @@ class SAC(Algorithm):
         warming_up = step < self.config.learning_starts
         return self.collect(self.random_actions if warming_up else self.act, phase)
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: Any, *, deterministic: bool) -> Action:
         """Sample, or take the action of the mean."""
         if self.numpy_actor is not None:
             rng = None if deterministic else self.numpy_rng
@@ -386,7 +390,7 @@ class SAC(Algorithm):
         """Count each new frame in the observation statistics."""
         self.normalizer.update_statistics(trajectory[OBS])
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""
         return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
 

@@ -23,8 +23,8 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
-    require_chances,
     require_positive,
+    require_probabilities,
     sample_minibatches,
     step_sizes,
     update_priorities,
@@ -41,15 +41,16 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.options import option
 from rl_lab.core.picture import Contour, Lines, Picture, Points
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.schedule import at, extremes
-from rl_lab.core.schema import HeadConfig, NetworkConfig
+from rl_lab.core.schema import HeadConfig, NetworkConfig, RunConfig
 from rl_lab.core.spec import Box, EnvSpec
 from rl_lab.core.tree import first_leaf
 from rl_lab.networks.encoder import make_encoder
@@ -93,13 +94,13 @@ class SQLConfig(TransitionConfig):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         require_positive(self, "reward_scale", "target_rate", "kernel_update_ratio")
-        require_chances(self, "target_rate", "kernel_update_ratio")
+        require_probabilities(self, "target_rate", "kernel_update_ratio")
         if extremes(self.kernel_update_ratio)[1] == 1:
             raise ValueError("kernel_update_ratio must be below 1, got 1")
         if self.n_step != 1:
             raise ValueError(f"n_step must be 1 in soft Q-learning, got {self.n_step}")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.network.shared_torso:
@@ -136,7 +137,7 @@ def soft_target(
 
 
 def critic_loss(
-    critic: nn.Module, obs: Any, action: Tensor, target: Tensor, weight: Tensor
+    critic: nn.Module, obs: Obs, action: Tensor, target: Tensor, weight: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Half the squared soft Bellman error, rows [B] weighted."""
     q = critic(obs, action).squeeze(-1)
@@ -149,7 +150,7 @@ def gaussian_kernel(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """κ = exp(−|x_j − y_i|² / h) [..., J, I] and its gradient by x_j [..., J, I, A].
 
     The bandwidth h is the median of all squared distances over log J: each particle then feels
-    about as much of its neighbours as of itself. It is not differentiated.
+    about as much of its neighbors as of itself. It is not differentiated.
     """
     difference = x.unsqueeze(-2) - y.unsqueeze(-3)  # [..., J, I, A]
     square = difference.square().sum(-1)
@@ -169,7 +170,7 @@ def stein_direction(fixed: Tensor, score: Tensor, moved: Tensor) -> Tensor:
     return (kernel.unsqueeze(-1) * score.unsqueeze(-2) + repulsion).mean(-3)
 
 
-def score_of(critic: nn.Module, obs: Any, action: Tensor) -> Tensor:
+def score_of(critic: nn.Module, obs: Obs, action: Tensor) -> Tensor:
     """∇ log p at actions [B, K, A]: of Q, and of the density that squashing by tanh takes away."""
     with torch.enable_grad():
         action = action.detach().requires_grad_()
@@ -179,7 +180,7 @@ def score_of(critic: nn.Module, obs: Any, action: Tensor) -> Tensor:
 
 
 def sampler_loss(
-    sampler: nn.Module, obs: Any, noise: Tensor, direction: Tensor
+    sampler: nn.Module, obs: Obs, noise: Tensor, direction: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """A loss whose gradient moves the sampled actions [B, I, A] in `direction` (eq. 14)."""
     action = sampler(obs, noise).tanh()
@@ -199,7 +200,7 @@ class Joint(nn.Module):
         self.layers = mlp(features + beside, head.hidden_dims, head.activation)
         self.out = linear([features + beside, *head.hidden_dims][-1], out_dim, gain=1.0)
 
-    def forward(self, obs: Any, beside: Tensor) -> Tensor:
+    def forward(self, obs: Obs, beside: Tensor) -> Tensor:
         """obs [B, …] with [B, A], or with K vectors each [B, K, A]; it is encoded once."""
         features = self.encoder(obs)
         if beside.dim() > features.dim():
@@ -228,7 +229,7 @@ class SQL(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = {**LEARNER_NAMES, **BUDGET_NAMES}
     config: SQLConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build Q with its target and the sampler, and bind the streams of random numbers."""
         super().initialize(context)
         run, action, config = context.config, context.spec.action, self.config
@@ -266,7 +267,7 @@ class SQL(Algorithm):
         return self.collect(self.random_actions if warming_up else self.act, phase)
 
     @torch.no_grad()
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """One sample, or the best of a fixed set of samples by Q."""
         count = len(first_leaf(obs))
         if not deterministic:
@@ -277,7 +278,7 @@ class SQL(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""
         return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
 
@@ -333,7 +334,7 @@ class SQL(Algorithm):
         )
 
     @torch.no_grad()
-    def _direction(self, obs: Any, count: int, now: SQLConfig) -> tuple[Tensor, Tensor]:
+    def _direction(self, obs: Obs, count: int, now: SQLConfig) -> tuple[Tensor, Tensor]:
         """Noise of the particles that move, and where they go, both [B, I, A]."""
         moved = now.moved_particles()
         noise = self._noise(self.rng, count, now.kernel_particles)
@@ -342,7 +343,7 @@ class SQL(Algorithm):
         direction = stein_direction(fixed, score_of(self.critic.module, obs, fixed), moving)
         return noise[:, :moved], direction
 
-    def _samples(self, obs: Any, noise: Tensor) -> Tensor:
+    def _samples(self, obs: Obs, noise: Tensor) -> Tensor:
         sampled: Tensor = self.sampler.module(obs, noise).tanh()
         return sampled
 

@@ -1,6 +1,6 @@
 """Tabular Q-learning and SARSA (Sutton & Barto 2018, chapter 6): one number per state and action.
 
-Reads top to bottom: config, targets, workflows. Double Q-learning (van Hasselt 2010) keeps two
+Reads top to bottom: config, targets, algorithms. Double Q-learning (van Hasselt 2010) keeps two
 tables; Expected SARSA (section 6.6) averages over the next action instead of waiting for it.
 Departures: the transitions of several environments go into the same table, one after the other in
 time order; an episode that was cut short is bootstrapped from where it stopped, by Q-learning as
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Optimized, Roles, Workflow
+from rl_lab.algorithms.base import Algorithm, Optimized, Roles
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -33,7 +33,7 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Phase
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.spec import Discrete, MultiDiscrete, Observation, Space
@@ -49,7 +49,7 @@ class TabularConfig(AlgorithmConfig):
         1, "vector steps between updates; 1 learns from every step at once", low=1
     )
     gamma: float = option(0.99, "discount factor", low=0, high=1)
-    epsilon: float = option(0.1, "chance of a random action", low=0, high=1)
+    epsilon: float = option(0.1, "probability of a random action", low=0, high=1)
     learning_rate: float = option(0.1, "step size", low=0, high=1)
     step_size: Literal["constant", "visits"] = option(
         "constant", "visits: learning_rate / visits^step_power, counted per state and action"
@@ -75,7 +75,10 @@ class TabularConfig(AlgorithmConfig):
 class QLearningConfig(TabularConfig):
     """Q-learning: the best next action counts, whatever is done."""
 
-    double: bool = option(False, "two tables, each judging the other's choice: no optimistic bias")
+    double: bool = option(
+        False,
+        "double Q-learning: two tables, each evaluates the other's choice (no maximization bias)",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,9 +105,9 @@ def epsilon_greedy(values: Array, epsilon: float, random: np.random.Generator) -
     """An action for each row of values [N, A]; of equally good ones any."""
     best = values == values.max(axis=1, keepdims=True)
     # The largest of equally distributed numbers: any of the best, or any at all.
-    chances = random.random(values.shape)
+    draws = random.random(values.shape)
     explore = random.random(len(values)) < epsilon
-    return np.where(best | explore[:, None], chances, -1.0).argmax(axis=1)
+    return np.where(best | explore[:, None], draws, -1.0).argmax(axis=1)
 
 
 def policy_entropy(values: Array, epsilon: float) -> Array:
@@ -139,10 +142,10 @@ def _product(sizes: tuple[int, ...]) -> int:
     return total
 
 
-# -------------------------------------------------------------------- workflows
+# -------------------------------------------------------------------- algorithms
 
 
-class Tabular(Workflow):
+class Tabular(Algorithm):
     """A table of action values, acted on epsilon-greedily."""
 
     actions: ClassVar[str] = "discrete"
@@ -153,7 +156,7 @@ class Tabular(Workflow):
     learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
     config: TabularConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Make the tables [K, S, A]: one, or two for a method that wants two."""
         super().initialize(context)
         self.collect_steps = self.config.rollout_steps
@@ -236,7 +239,7 @@ class QLearning(Tabular):
     Config: ClassVar[type | None] = QLearningConfig
     config: QLearningConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """The tables, and coins for double Q-learning."""
         super().initialize(context)
         self.coin_rng = context.rng.numpy("tables")
@@ -275,7 +278,7 @@ class Sarsa(Tabular):
     Config: ClassVar[type | None] = SarsaConfig
     config: SarsaConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """The table, and room for one transition of each environment that waits."""
         super().initialize(context)
         count = context.train_environment.num_envs

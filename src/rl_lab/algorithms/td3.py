@@ -20,8 +20,8 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
-    require_chances,
     require_positive,
+    require_probabilities,
     sample_minibatches,
     step_metrics,
     step_sizes,
@@ -41,15 +41,16 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
-from rl_lab.core.schema import NetworkConfig
+from rl_lab.core.schema import NetworkConfig, RunConfig
 from rl_lab.core.spec import Box, EnvSpec
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.ensemble import QEnsemble, in_place
@@ -81,16 +82,16 @@ class TD3Config(TransitionConfig):
             if (low := extremes(getattr(self, name))[0]) < 0:
                 raise ValueError(f"{name} must be 0 or more, got {low:g}")
         require_positive(self, "target_rate")
-        require_chances(self, "target_rate")
+        require_probabilities(self, "target_rate")
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.network.shared_torso:
             problems.append("td3 shares nothing: network.shared_torso means nothing here")
         return problems
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """What compiling has to repay: the steps of the critics, and those of the actor."""
         return (1 + 1 / self.actor_every) * super().gradient_steps(run)
 
@@ -106,7 +107,7 @@ class DeterministicActor(nn.Module):
         self.hidden = in_place(mlp(width, hidden_dims, config.actor.activation))
         self.output = linear([width, *hidden_dims][-1], size, gain=0.01)
 
-    def forward(self, obs: Any) -> Tensor:
+    def forward(self, obs: Obs) -> Tensor:
         """[B, …] to [B, A]."""
         action: Tensor = self.output(self.hidden(self.encoder(obs))).tanh()
         return action
@@ -145,7 +146,7 @@ def twin_loss(
 
 
 def actor_loss(
-    actor: nn.Module, obs: Any, critic: QEnsemble
+    actor: nn.Module, obs: Obs, critic: QEnsemble
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """−Q of the actor's action by the first critic; gradients flow through the action only."""
     action = actor(obs)
@@ -173,7 +174,7 @@ class TD3(Algorithm):
     }
     config: TD3Config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build actor and critics with their targets, and bind the streams of random numbers."""
         super().initialize(context)
         run, spec, config, device = context.config, context.spec, self.config, context.device
@@ -201,7 +202,7 @@ class TD3(Algorithm):
         return self.collect(self.random_actions if warming_up else self.act, phase)
 
     @torch.no_grad()
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """The actor's action, with noise unless this is deterministic."""
         action = self.actor.module(self.normalizer(obs))
         if not deterministic:
@@ -219,7 +220,7 @@ class TD3(Algorithm):
         """Count each new frame in the observation statistics."""
         self.normalizer.update_statistics(trajectory[OBS])
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""
         return sample_minibatches(buffer, self.budget, phase, at(self.config, phase["step"]))
 

@@ -79,7 +79,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """One method over all its tasks, in normalised scores."""
+    """One method over all its tasks, in normalized scores."""
 
     method: str
     tasks: int
@@ -175,7 +175,7 @@ def compare(
     main = tables[0]
     warnings += _uneven(main)
     known = _scales(main, scales or {})
-    scores = normalised(main, known)
+    scores = normalized(main, known)
     return Comparison(
         tables=tables,
         scales=known,
@@ -314,7 +314,7 @@ def _spans_tasks(scales: Mapping[str, Scale]) -> bool:
     return len(scales) > 1 and any(low != high for low, high in scales.values())
 
 
-def normalised(table: Table, scales: Mapping[str, Scale]) -> dict[str, dict[str, Array]]:
+def normalized(table: Table, scales: Mapping[str, Scale]) -> dict[str, dict[str, Array]]:
     """Method -> task -> the runs' final values as scores: 0 and 1 are the ends of the scale."""
     scores: dict[str, dict[str, Array]] = {}
     for cell in table.cells:

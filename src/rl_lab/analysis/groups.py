@@ -115,7 +115,7 @@ def select_runs(
     """The runs that references, patterns such as `CartPole-*` or ids of experiments name.
 
     Each is there once. No reference at all means every run. Of these, all filters must hold. Of
-    several runs, a damaged one is left out, and `warn` is told.
+    several runs, a damaged one is left out, and `warn` is called.
     """
     every = list_runs(root) if not references or any(map(_is_pattern, references)) else []
     found: dict[Path, RunDirectory] = {}
@@ -265,7 +265,7 @@ def doubts(group: Group) -> list[str]:
         lines.append(f"{group.title}: {seeds} run more than once; each run counts")
     if related := _related(group):
         shown = ", ".join(related[:SHOWN]) + (", …" if len(related) > SHOWN else "")
-        lines.append(f"{group.title}: {shown}; what was learnt by then is counted more than once")
+        lines.append(f"{group.title}: {shown}; what was learned by then is counted more than once")
     lines += [
         f"{group.title}: configs differ in more than the seed: {path} is {_values(values)}"
         for path, values in differences(group.runs).items()

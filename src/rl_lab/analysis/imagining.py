@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.algorithms.dreamer.images import is_picture
 from rl_lab.algorithms.dreamer.open_loop import CONTINUES, SEEN, open_loop_pictures
 from rl_lab.algorithms.dreamer.world_model import parts_of
@@ -32,7 +32,7 @@ LONGER = 20  # times as many frames are played to find an episode that is long e
 
 @dataclass(frozen=True)
 class Imagined:
-    """A few real frames, then what was foreseen of the next ones. All [H, 1, …]."""
+    """A few real frames, then the prediction of the next ones. All [H, 1, …]."""
 
     truth: Batch  # obs and reward
     foreseen: Batch  # obs, reward and the probability to continue
@@ -41,7 +41,7 @@ class Imagined:
 
     @property
     def horizon(self) -> int:
-        """Steps that were foreseen."""
+        """Number of predicted steps."""
         return len(self.truth[REWARD])
 
     def to_tree(self) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class Imagined:
 
 def imagine_run(loaded: LoadedPolicy, horizon: int) -> Imagined:
     """Let the policy play, and its model foresee the same actions after the first few frames."""
-    workflow = loaded.workflow
-    if type(workflow).imagine is Workflow.imagine:
+    algorithm = loaded.algorithm
+    if type(algorithm).imagine is Algorithm.imagine:
         raise UserError(
             f"run {loaded.run.id}: {loaded.config.algorithm.name} has no world model to imagine "
             "with (dreamer_v1, dreamer_v2, dreamer_v3, planet and world_models have one)"
@@ -69,7 +69,7 @@ def imagine_run(loaded: LoadedPolicy, horizon: int) -> Imagined:
     rows = _played(loaded, SEEN + horizon)
     seen, rest = picked(rows, slice(0, SEEN)), picked(rows, slice(SEEN, None))
     actions = rest[PREVIOUS_ACTION]
-    foreseen = workflow.imagine(horizon=len(actions), seen=seen, actions=actions)
+    foreseen = algorithm.imagine(horizon=len(actions), seen=seen, actions=actions)
     spaces = parts_of(loaded.context.spec.observation)
     pictures = open_loop_pictures(spaces, rest[OBS], foreseen[OBS])
     truth = {OBS: rest[OBS], REWARD: rest[REWARD]}
@@ -78,15 +78,15 @@ def imagine_run(loaded: LoadedPolicy, horizon: int) -> Imagined:
 
 def _played(loaded: LoadedPolicy, frames: int) -> Batch:
     """The first frames [T, 1, …] of an episode, in arrival form; fewer if none has so many."""
-    workflow, best = loaded.workflow, slice(0, 0)
+    algorithm, best = loaded.algorithm, slice(0, 0)
 
     def act(obs: Obs, state: object, *, deterministic: bool) -> Any:
-        return workflow.act(obs, state, deterministic=True)
+        return algorithm.act(obs, state, deterministic=True)
 
     with closing(make_environment(loaded.config, PURPOSE, 1)) as environment:
         collector = RolloutCollector(environment, device=loaded.config.experiment.device)
         for steps in (frames - 1, LONGER * frames):  # the first episode may be a short one
-            played = collector.collect(act, steps=steps, state=workflow.initial_state(1))
+            played = collector.collect(act, steps=steps, state=algorithm.initial_state(1))
             rows: Batch = played.trajectory or {}
             begins = [int(each) for each in rows[RESET][:, 0].nonzero()]
             spans = [slice(*each) for each in pairwise([*begins, steps])]
@@ -162,5 +162,5 @@ def _named(obs: Obs) -> dict[str, Any]:
     return dict(obs) if isinstance(obs, dict) else {OBS: obs}
 
 
-def _numbers(rows: Any) -> Any:
+def _numbers(rows: Tensor) -> Any:
     return rows[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""A trained policy at play, before somebody's eyes: in a window, or filmed."""
+"""Play a trained policy: in a window, or as a video."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -124,7 +124,7 @@ def play_policy(
 
 
 def picture_of(rendered: object, id: str) -> Array:
-    """What `render` returned as [H, W, 3] bytes; grey becomes colour, transparency goes."""
+    """What `render` returned as [H, W, 3] bytes; gray becomes color, transparency goes."""
     picture = np.asarray(rendered)
     if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
         raise UserError(f"'{id}' cannot be recorded: its render() gives {_described(rendered)}")

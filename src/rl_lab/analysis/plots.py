@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_lab.analysis.compare import Cell, Comparison, Table, normalised
+from rl_lab.analysis.compare import Cell, Comparison, Table, normalized
 from rl_lab.analysis.curves import Curve, align, middle_and_band, thinned
 from rl_lab.analysis.statistics import performance_profile, profile_band
 from rl_lab.core.batch import Array
@@ -56,7 +56,7 @@ def comparison_chart(comparison: Comparison) -> Chart:
         note += " Thin: single seeds where not all of them have values."
     if len(comparison.main.cells) == sum(len(cell.runs) for cell in comparison.main.cells):
         note = ""  # every line is one run
-    scores = normalised(comparison.main, comparison.scales)
+    scores = normalized(comparison.main, comparison.scales)
     tasks = [task for of_method in scores.values() for task in of_method]
     if len(set(tasks)) > 1 and (len(scores) == 1 or len(set(tasks)) < len(tasks)):
         panels.append(_profiles(scores, colors))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.algorithms.dreamer.open_loop import SEEN
 from rl_lab.analysis.playing import picture_of
 from rl_lab.collect.collector import to_tensor
@@ -202,7 +202,7 @@ def _episode(loaded: LoadedPolicy, steps: _Steps, played: Played, seed: int) -> 
     if VALUE in arrays and not loaded.config.environment.normalize_reward:
         gamma = vars(at(loaded.config.algorithm, loaded.step)).get("gamma", 1.0)
         arrays |= value_errors(arrays[REWARD], arrays[VALUE], played.terminated, gamma)
-    if type(loaded.workflow).imagine is not Workflow.imagine:
+    if type(loaded.algorithm).imagine is not Algorithm.imagine:
         arrays |= _predictions(loaded, steps)
     facts = {
         "seed": seed,
@@ -242,7 +242,7 @@ def _predictions(loaded: LoadedPolicy, steps: _Steps) -> dict[str, Array]:
         ahead = min(AHEAD, count - first)
         seen = picked(rows, slice(0, first))
         actions = rows[PREVIOUS_ACTION][first : first + ahead]
-        pieces.append(loaded.workflow.imagine(horizon=ahead, seen=seen, actions=actions))
+        pieces.append(loaded.algorithm.imagine(horizon=ahead, seen=seen, actions=actions))
         since[first : first + ahead] = np.arange(1, ahead + 1)
     if not pieces:
         return {}

@@ -156,6 +156,9 @@ def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Bl
         value = f"{mean:,.1f} [{mean - half:,.1f}, {mean + half:,.1f}]"
         note = f"95 % interval over {test['episodes']} unseen episodes, of this one seed"
         rows.append([f"test return of the {which} policy", value, note])
+    if (optimum := run.summary.get("optimum")) is not None:
+        note = "expected return of the best policy in the environment itself"
+        rows.append(["optimum", f"{optimum:,.3f}", note])
     for name in display.ordered(curves):
         style = display[name]
         if style.highlight or name in MAIN_METRICS["loss"]:

@@ -4,14 +4,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.benchmarking.environments import stepping
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, measured
 from rl_lab.config.resolve import resolve
 from rl_lab.config.tree import to_tree
 from rl_lab.core.schema import RunConfig
-from rl_lab.run.build import make_context, make_policy, make_workflow
+from rl_lab.run.build import make_algorithm, make_context, make_policy
 
 ENVIRONMENT, RANDOM, POLICY = "environment only", "random policy", "policy"
 
@@ -26,13 +26,13 @@ def bench_collect(
         for name in (POLICY, RANDOM, ENVIRONMENT):
             context = make_context(config)  # each has environments of its own
             open_ones.callback(context.train_environment.close)
-            workflow = make_workflow(config, context)
+            algorithm = make_algorithm(config, context)
             if name == ENVIRONMENT:
                 jobs[name] = stepping(context, seconds)
             elif name == RANDOM:
-                jobs[name] = collecting(make_policy("random", workflow, context), seconds)
+                jobs[name] = collecting(make_policy("random", algorithm, context), seconds)
             else:
-                jobs[name] = collecting(workflow, seconds)
+                jobs[name] = collecting(algorithm, seconds)
             jobs[name]()  # warm up
         samples = interleave(jobs, repeats, tell)
     return Report(
@@ -49,14 +49,14 @@ def bench_collect(
     )
 
 
-def collecting(workflow: Workflow, seconds: float) -> Callable[[], float]:
+def collecting(algorithm: Algorithm, seconds: float) -> Callable[[], float]:
     """A job that collects for about this long and gives environment steps per second."""
 
     def job() -> float:
         taken = 0
         started = time.perf_counter()
         while (spent := time.perf_counter() - started) < seconds or not taken:
-            taken += workflow.collect_step(taken, phase=PHASE | {"step": taken}).steps
+            taken += algorithm.collect_step(taken, phase=PHASE | {"step": taken}).steps
         return taken / spent
 
     return job

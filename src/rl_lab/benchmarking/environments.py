@@ -11,10 +11,10 @@ from rl_lab.benchmarking.report import Report, absent, measured
 from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import UserError
-from rl_lab.core.protocols import VectorEnv, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, VectorEnv
 from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs.make import find
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 
 DEFAULT_IDS = ("CartPole-v1", "Pendulum-v1")
 BASELINE = "sync"
@@ -32,7 +32,7 @@ def bench_environments(
 ) -> Report:
     """Environment steps per second of every backend that works, and its ratio to `sync`."""
     ids = list(ids) or list(DEFAULT_IDS)
-    for id in ids:  # a wrong name is told before anything is measured
+    for id in ids:  # a wrong name is reported first
         find(id)
     rows = []
     for id in ids:
@@ -81,16 +81,16 @@ def _one(id: str, count: int, repeats: int, seconds: float, tell: Tell) -> list[
     ]
 
 
-def _context(id: str, count: int, backend: str) -> WorkflowContext:
+def _context(id: str, count: int, backend: str) -> AlgorithmContext:
     words = [f"environment.num_envs={count}", f"environment.vectorization={backend}"]
     return make_context(resolve(configure(f"{id}:random", words)[0]))
 
 
-def stepping(context: WorkflowContext, seconds: float) -> Callable[[], float]:
+def stepping(context: AlgorithmContext, seconds: float) -> Callable[[], float]:
     """A job that steps for about this long and gives environment steps per second."""
     environment: VectorEnv = context.train_environment
     config = resolve(configure(f"{context.config.environment.id}:random")[0])
-    policy = make_workflow(config, context)  # only asked for actions, before the clock starts
+    policy = make_algorithm(config, context)  # only asked for actions, before the clock starts
     obs = to_tensor(context.initial_observation, context.device)
     actions = [to_array(policy.act(obs, None, deterministic=False).action) for _ in range(ACTIONS)]
 

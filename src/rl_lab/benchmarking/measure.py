@@ -1,6 +1,6 @@
 """Repeats in turns, and what they say: medians, quartiles, ratios with their spread.
 
-Machines drift: a neighbour starts, a clock slows down. So nobody is measured in one block. Everyone
+Machines drift: a neighbor starts, a clock slows down. So nobody is measured in one block. Everyone
 runs once per round, every second round in reverse, and a ratio is taken within each round.
 """
 
@@ -46,7 +46,7 @@ class Spread:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Quartiles, interpolated linearly between neighbours; all equal for one number."""
+    """Quartiles, interpolated linearly between neighbors; all equal for one number."""
     ordered = sorted(values)
 
     def quantile(share: float) -> float:

@@ -125,7 +125,7 @@ def profiled(config: RunConfig) -> tuple[dict[str, float], int]:
 @contextmanager
 def _timed(run: Orchestrator, stages: Stages) -> Iterator[None]:
     """Every stage of this run tells when it begins and ends."""
-    hooks = {"env": (run.environment, "step"), "policy": (run.workflow, "act")}
+    hooks = {"env": (run.environment, "step"), "policy": (run.algorithm, "act")}
     parts: list[tuple[str, Any, str]] = [(stage, *each) for stage, each in hooks.items()]
     parts += [("storage", run.collector, "collect")]
     for buffer in run.buffers.values():
@@ -142,7 +142,7 @@ def _timed(run: Orchestrator, stages: Stages) -> Iterator[None]:
             each()
 
 
-def _replace(owner: Any, name: str, stage: str, stages: Stages) -> Callable[[], None]:
+def _replace(owner: object, name: str, stage: str, stages: Stages) -> Callable[[], None]:
     """Time a method of an object's class, and how to undo it.
 
     Of the class: an attribute on the object could be taken for a part of its state.
@@ -154,7 +154,7 @@ def _replace(owner: Any, name: str, stage: str, stages: Stages) -> Callable[[], 
 
 
 def _within(stages: Stages, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    def timed(*arguments: Any, **options: Any) -> Any:
+    def timed(*arguments: object, **options: object) -> Any:
         with stages.inside(stage):
             return call(*arguments, **options)
 

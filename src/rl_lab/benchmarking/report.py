@@ -109,7 +109,7 @@ def bars(report: Report) -> bytes | None:
     return png(figure)
 
 
-def png(figure: Any) -> bytes:
+def png(figure: object) -> bytes:
     """A figure of matplotlib as the bytes of a file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

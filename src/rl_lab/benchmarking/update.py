@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.benchmarking.collect import PHASE as ONLINE
 from rl_lab.benchmarking.measure import Tell, interleave, silent
 from rl_lab.benchmarking.report import Report, absent, measured
@@ -15,7 +15,7 @@ from rl_lab.config.resolve import resolve
 from rl_lab.config.tree import to_tree
 from rl_lab.core.errors import UserError
 from rl_lab.core.schema import RunConfig
-from rl_lab.run.build import make_context, make_workflow
+from rl_lab.run.build import make_algorithm, make_context
 
 MODES = {"off": "eager", "on": "compiled"}
 PHASE = ONLINE | {"type": "offline"}  # one gradient step is due whenever there is data
@@ -42,17 +42,17 @@ def bench_update(
                 continue
             context = make_context(resolved)
             open_ones.callback(context.train_environment.close)
-            workflow = make_workflow(resolved, context)
-            if not workflow.hooks:
+            algorithm = make_algorithm(resolved, context)
+            if not algorithm.hooks:
                 raise UserError(f"{config.algorithm.name} has no update to measure")
-            for hook in workflow.hooks:
-                batch = _filled(workflow, hook)
+            for hook in algorithm.hooks:
+                batch = _filled(algorithm, hook)
                 name = f"{hook}, {MODES[mode]}"
                 tell(f"first call of {name}")
                 started = time.perf_counter()
-                getattr(workflow, hook)(deepcopy(batch), phase=PHASE)
+                getattr(algorithm, hook)(deepcopy(batch), phase=PHASE)
                 notes.append(f"first call of {name}: {time.perf_counter() - started:.1f} s")
-                jobs[name] = updating(workflow, hook, batch, seconds)
+                jobs[name] = updating(algorithm, hook, batch, seconds)
                 first.setdefault(hook, name)
         samples = interleave(jobs, repeats, tell)
     compared = {name: samples[first[name.partition(",")[0]]] for name in jobs}
@@ -68,30 +68,30 @@ def bench_update(
     )
 
 
-def _filled(workflow: Workflow, hook: str) -> Any:
+def _filled(algorithm: Algorithm, hook: str) -> Any:
     """What the hook is given for one update, from real steps."""
-    buffer = next(iter(workflow.context.buffers.values()))
+    buffer = next(iter(algorithm.context.buffers.values()))
     for _ in range(FILL):
-        if (batch := workflow.sample(buffer, hook=hook, phase=PHASE)) is not None:
+        if (batch := algorithm.sample(buffer, hook=hook, phase=PHASE)) is not None:
             return batch
-        result = workflow.collect_step(0, phase=PHASE)
+        result = algorithm.collect_step(0, phase=PHASE)
         if result.trajectory is not None:
             buffer.add(result.trajectory)
     raise UserError(f"after {FILL} collect calls there is still no batch to learn from")
 
 
-def updating(workflow: Workflow, hook: str, batch: Any, seconds: float) -> Callable[[], float]:
-    """A job that gives calls per second. What was learnt is taken back between the calls.
+def updating(algorithm: Algorithm, hook: str, batch: object, seconds: float) -> Callable[[], float]:
+    """A job that gives calls per second. What was learned is taken back between the calls.
 
     So every call does the same work, however far the policy would have moved by then.
     """
-    state = deepcopy(workflow.get_state())
-    call = getattr(workflow, hook)
+    state = deepcopy(algorithm.get_state())
+    call = getattr(algorithm, hook)
 
     def job() -> float:
         spent, calls = 0.0, 0
         while spent < seconds:
-            workflow.set_state(deepcopy(state))
+            algorithm.set_state(deepcopy(state))
             own = deepcopy(batch)  # an update may write into what it is given
             started = time.perf_counter()
             call(own, phase=PHASE)

@@ -1,4 +1,4 @@
-"""Datasets that somebody else has collected, as trajectories [T, 1, …] of one environment.
+"""Datasets that others have collected, as trajectories [T, 1, …] of one environment.
 
 A path is one .npz file or a folder of them, each with transitions in time order:
 

@@ -169,7 +169,7 @@ class DiskRing(Steps):
         """Refuse to go on where that would delete what another run has added in the meantime.
 
         A run's first file does not follow what was there. Ours begins at `base`; any other that
-        does not follow is the first one of somebody else.
+        does not follow is the first one of another writer.
         """
         for each in self.leftover:
             if each.first != self.base and not read_array(each.path, FOLLOWS):

@@ -1,6 +1,6 @@
 """Where the episode of a transition begins and ends: kept beside a ring, a few numbers per row.
 
-"Episode" means what was played in one piece: it also ends where environments were started anew. Its
+"Episode" means what was played in one piece: it also ends where environments were reset. Its
 part that was overwritten is gone, and the episode that is still played ends, for now, with the
 newest row.
 """

@@ -4,7 +4,7 @@ A transition begins with a frame, and where something was cut off it ends with o
 transition begins with: the final frame. So a stream has one row for every transition, and one more
 for every cut. Rows have positions, counted per environment; where a position leads to is looked up.
 
-"Episode" means what was played in one piece: it also ends where environments were started anew.
+"Episode" means what was played in one piece: it also ends where environments were reset.
 """
 
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 
 A transition that missed its goal has reached something. Most rows of a sample get a goal that was
 really achieved, and the reward that the environment would have paid for it. What is stored stays
-as it was: goals are chosen anew for every sample.
+as it was: goals are drawn again for every sample.
 
 Observations are dicts with `observation`, `achieved_goal` and `desired_goal`.
 """
@@ -88,8 +88,8 @@ class HindsightReplay(UniformReplay):
         number = self.draw(batch_size * count)
         batch = self.transitions(number, 1)
         share = self.config.ratio / (self.config.ratio + 1.0)
-        relabelled = np.arange(batch_size) < round(share * batch_size)
-        self.relabel(batch, number, np.flatnonzero(np.tile(relabelled, count)))
+        relabeled = np.arange(batch_size) < round(share * batch_size)
+        self.relabel(batch, number, np.flatnonzero(np.tile(relabeled, count)))
         shown = {key: batch[key] for key in self.wanted(only)}
         return self.as_tensors(shown, (count, batch_size))
 

@@ -33,7 +33,7 @@ KEYS = (OBS, ACTION, REWARD, TERMINATED, TRUNCATED, NEXT_OBS)
 
 @dataclass(frozen=True, kw_only=True)
 class UniformConfig(BufferConfig):
-    """What every replay buffer can be told."""
+    """Options of every replay buffer."""
 
     type: str = option("uniform", "all transitions are equally likely")
     capacity: int = option(1_000_000, "how many transitions are kept, the newest ones", low=1)

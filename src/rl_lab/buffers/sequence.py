@@ -80,11 +80,11 @@ class SequenceReplay(UniformReplay):
         return size * rows * self.setup.num_envs
 
     def ready(self, length: int = 1) -> bool:
-        """True once there is a window of so many frames."""
+        """True once there is a window of `length` frames."""
         return self.windows(length) > 0
 
     def windows(self, length: int) -> int:
-        """How many different windows of so many frames there are."""
+        """Number of different windows of `length` frames."""
         return int(_counts(self.stretches(), length).sum())
 
     def window_length(self, most: int) -> int:
@@ -145,7 +145,7 @@ class SequenceReplay(UniformReplay):
     def newest(self, length: int) -> Batch | None:
         """The newest window of one episode, [length, 1, …], for looking: nothing is drawn.
 
-        It is shorter where no episode has so many frames.
+        It is shorter where no episode has that many frames.
         """
         pieces = self.streams.pieces()
         there = pieces.stop - pieces.first
@@ -239,7 +239,7 @@ class SequenceReplay(UniformReplay):
         return super().state_dict() | self.progress()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The same rows in the same order: positions are counted anew from the oldest one."""
+        """The same rows in the same order: positions are counted again from the oldest one."""
         super().load_state_dict(state)
         self._index()
         self.load_progress(state)

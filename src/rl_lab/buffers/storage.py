@@ -3,7 +3,7 @@
 A transition has a number that never changes: `t * N + n` for environment n at vector step t,
 counted since the run began. It lies at `number % capacity`, and what follows it in its environment
 is `number + N`. So `next_obs` is the `obs` of the follower, unless something was cut there: an
-episode ended, or environments were started anew. Such rows have a frame of their own in `finals`.
+episode ended, or environments were reset. Such rows have a frame of their own in `finals`.
 The newest row has no follower yet; its `next_obs` is `head`. Of observations that are stacks of the
 last frames, a row has the newest.
 

@@ -53,7 +53,7 @@ class UnionReplay:
         return all(len(part) > 0 for part in self.parts.values())
 
     def done(self) -> None:
-        """Each part is told by itself."""
+        """Each part reports its own."""
 
     def add(self, trajectory: Batch) -> None:
         """Into the buffer that is named first."""

@@ -15,7 +15,7 @@ RUNS = Path("runs")
 def count(least: int) -> Callable[[Any], int]:
     """The parser of an option that counts: 5000, 5e3 and 5k are the same number."""
 
-    def parse(text: Any) -> int:
+    def parse(text: object) -> int:
         found = read_count(str(text))
         if found is None or found < least:
             raise typer.BadParameter(
@@ -67,6 +67,6 @@ RunsDir = Annotated[
     Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
 ]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="import code that a run of somebody else names")
+    bool, typer.Option("--trust", help="import code that a run of another user names")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]

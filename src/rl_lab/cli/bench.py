@@ -193,7 +193,7 @@ def run_bench(
     from rl_lab.benchmarking.report import destination, save
     from rl_lab.cli.printing import say, say_json, warn
 
-    file = destination(name, output)  # a wrong one is told before the work is done
+    file = destination(name, output)  # a wrong one is reported before the work is done
     report = measure(warn)
     if as_json:
         say_json(report.to_tree())

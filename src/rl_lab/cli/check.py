@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Plugins, RunsDir
 from rl_lab.cli.printing import pairs, say, say_json, warn
 from rl_lab.cli.smoke import StoppedError
 from rl_lab.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rl_lab.run.session import Outcome
 
 # The first that an algorithm does not refuse: discrete actions, continuous ones, a table, arms,
 # images.
@@ -46,7 +49,7 @@ def environment(id: str, plugins: Plugins = None, as_json: Json = False) -> int:
     from rl_lab.envs.make import find
 
     modules = [_module_of(catalog.load_plugin(str(file))) for file in plugins or []]
-    find(id)  # a wrong name is told before anything else
+    find(id)  # a wrong name is reported first
     checks = check_behavior(id)
     report = None
     if all(each.result != FAIL or each.name == RENDERING for each in checks):
@@ -97,7 +100,7 @@ def algorithm(name: str, plugins: Plugins = None, as_json: Json = False) -> int:
     files = plugins or []
     for file in files:
         catalog.load_plugin(str(file))
-    registry.get("workflow", name)  # a wrong name is told before anything else
+    registry.get("workflow", name)  # a wrong name is reported first
     refusals = []
     for id in STAND_INS:
         try:
@@ -152,7 +155,7 @@ def compare_interrupted(id: str, name: str, plugins: Sequence[Path] = ()) -> lis
         return found
 
 
-def _unless_stopped(outcome: Any) -> Any:
+def _unless_stopped(outcome: "Outcome") -> "Outcome":
     """The outcome of a run that nobody stopped from outside: half a run proves nothing."""
     if outcome.exit_code:
         raise StoppedError(outcome.exit_code)
@@ -160,7 +163,7 @@ def _unless_stopped(outcome: Any) -> Any:
 
 
 def _interruption() -> Any:
-    """As if somebody asked the process to stop half way, after a row of metrics."""
+    """As if the process was asked to stop half way, after a row of metrics."""
     from rl_lab.display.sinks import Sink
 
     class Interruption(Sink):

@@ -22,6 +22,7 @@ from rl_lab.cli.arguments import (
 from rl_lab.cli.printing import say, say_json, table, warn
 from rl_lab.cli.request import Request
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 
 WIDEST = 60  # an origin stands in this column at the latest
 DEFAULT = "default"
@@ -120,18 +121,18 @@ def _migrate(words: Sequence[str], *, write: bool) -> int:
     return 0
 
 
-def own_defaults(config: Any) -> dict[str, str]:
+def own_defaults(config: RunConfig) -> dict[str, str]:
     """What the chosen algorithm wants of other blocks: path -> `default of dqn`."""
-    from rl_lab.config.catalog import workflow_class
+    from rl_lab.config.catalog import algorithm_class
     from rl_lab.config.tree import leaves
 
-    wanted = dict(leaves(workflow_class(config.algorithm).defaults))
+    wanted = dict(leaves(algorithm_class(config.algorithm).defaults))
     return dict.fromkeys(wanted, f"default of {config.algorithm.name}")
 
 
 def annotated(
     tree: Mapping[str, Any],
-    written: Any,
+    written: object,
     origins: Mapping[str, Any],
     own: Mapping[str, str] | None = None,
 ) -> str:
@@ -165,14 +166,14 @@ def _lines(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield path, indent + shown.strip()[1:-1]
 
 
-def _flow(value: Any) -> str:
+def _flow(value: object) -> str:
     import yaml
 
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=float("inf"))
     return text.removesuffix("...\n").strip()
 
 
-def _origin(path: str, written: Any, origins: Mapping[str, Any]) -> str:
+def _origin(path: str, written: object, origins: Mapping[str, Any]) -> str:
     """Where a value was written; a value inside of a written one (a schedule) came with it."""
     if not path:
         return ""
@@ -185,13 +186,13 @@ def _origin(path: str, written: Any, origins: Mapping[str, Any]) -> str:
     return DEFAULT
 
 
-def _at(tree: Any, keys: list[str]) -> Any:
+def _at(tree: object, keys: list[str]) -> Any:
     for key in keys:
         tree = tree.get(key) if isinstance(tree, Mapping) else None
     return tree
 
 
-def _print_differences(config: Any, reference: str, request: Request, as_json: bool) -> int:
+def _print_differences(config: RunConfig, reference: str, request: Request, as_json: bool) -> int:
     from rl_lab.config.resolve import resolve
     from rl_lab.config.tree import diff, to_tree
     from rl_lab.records.run_directory import find_run
@@ -215,12 +216,12 @@ def _print_differences(config: Any, reference: str, request: Request, as_json: b
     return 0
 
 
-def _print_options(config: Any, as_json: bool) -> int:
+def _print_options(config: RunConfig, as_json: bool) -> int:
     print_options(option_rows(config), as_json)
     return 0
 
 
-def option_rows(config: Any) -> list[Any]:
+def option_rows(config: RunConfig) -> list[Any]:
     """Every option of a config, with those of the algorithm, memory … that it has chosen."""
     from rl_lab.config.tree import describe
 
@@ -239,7 +240,7 @@ def print_options(rows: list[Any], as_json: bool) -> None:
     say(table(shown, ["path", "type", "default", "allowed", "help"]))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value if isinstance(value, str | int | float | list | dict | None) else str(value)
 
 

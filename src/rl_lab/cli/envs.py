@@ -16,7 +16,7 @@ def envs(
 ) -> int:
     """List the environments, and the presets of each."""
     from rl_lab.config.presets import list_presets, split_spec
-    from rl_lab.envs.make import families, list_environments, needed_extra
+    from rl_lab.envs.make import families, list_environments, needed_extra, optimum
 
     presets: dict[str, list[str]] = {}
     for spec in list_presets(config_dirs or []):
@@ -28,7 +28,13 @@ def envs(
     if not ids:
         raise UserError(f"no environment has '{text}' in its id: `rl-lab envs` lists all")
     found = [
-        {"id": id, "presets": presets.get(id, []), "extra": needed_extra(id)} for id in sorted(ids)
+        {
+            "id": id,
+            "presets": presets.get(id, []),
+            "extra": needed_extra(id),
+            "optimum": optimum(id),
+        }
+        for id in sorted(ids)
     ]
     if as_json:
         say_json(found)
@@ -37,14 +43,17 @@ def envs(
         {
             "id": row["id"],
             "needs": f"rl-lab[{row['extra']}]" if row["extra"] else "",
+            "optimum": "" if row["optimum"] is None else f"{row['optimum']:.3g}",
             "presets": ", ".join(presets.get(str(row["id"]), [])),
         }
         for row in found
     ]
-    say(table(rows, ["id", "needs", "presets"]))
+    known = ["optimum"] if any(row["optimum"] for row in rows) else []
+    say(table(rows, ["id", "needs", *known, "presets"]))
     if not text:
         say("\nneeds: pip install 'rl-lab[NAME]' brings what those environments are made of")
         for start, package, installed in families():
-            where = f"rl-lab envs {start}" if installed else f"pip install '{package}'"
+            quoted = package if package.startswith("-") else f"'{package}'"
+            where = f"rl-lab envs {start.split(', ')[0]}" if installed else f"pip install {quoted}"
             say(f"more: {start} environments ({where})")
     return 0

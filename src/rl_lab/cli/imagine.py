@@ -35,7 +35,7 @@ def imagine(
         said = {"run": loaded.run.id, "step": loaded.step, "files": names}
         say_json({**said, **imagined.to_tree()})
         return 0
-    say(f"{imagined.horizon} steps foreseen · run {loaded.run.id} at step {loaded.step:,}")
+    say(f"{imagined.horizon} steps predicted · run {loaded.run.id} at step {loaded.step:,}")
     for file in files:
         say(f"written: {file}")
     return 0

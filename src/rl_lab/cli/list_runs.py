@@ -48,7 +48,7 @@ def list_runs(
     if as_json and as_csv:
         raise UserError("--json and --csv: choose one of them")
     conditions = [query.parse_filter(word) for word in filters or []]
-    # Metrics only if somebody asks for one: of ten thousand runs they take as long as the rest.
+    # Metrics only if they are asked for: of ten thousand runs they take as long as the rest.
     keys = [*(each.key for each in conditions), *([sort] if sort else [])]
     quick = not (as_json or as_csv) and set(keys) <= set(index.COLUMNS)
     found = index.Index(runs_dir).rows(quick=quick)[::-1]

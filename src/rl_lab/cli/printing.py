@@ -58,7 +58,7 @@ def warn(text: str) -> None:
     sys.stderr.write(f"{visible(text)}\n")
 
 
-def say_json(data: Any) -> None:
+def say_json(data: object) -> None:
     """Data for a program."""
     say(json.dumps(plain(data), indent=2, ensure_ascii=False))
 
@@ -84,7 +84,7 @@ def pairs(facts: Mapping[str, Any]) -> str:
     return "\n".join(f"{name.ljust(width)}  {cell(value)}" for name, value in facts.items())
 
 
-def cell(value: Any) -> str:
+def cell(value: object) -> str:
     """A value as a reader wants it: thousands separated, four digits of a fraction, - for none."""
     if value is None or value == "":
         return "-"

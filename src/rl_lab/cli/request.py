@@ -37,6 +37,9 @@ class Request:
         """The experiment among the words."""
         found = [word for word in self.words if not is_override(word)]
         if len(found) > 1:
+            for word in found:
+                if re.fullmatch(r"\w+(\.\w+)+", word):
+                    raise UserError(f"'{word}' has no value: write {word}=VALUE")
             raise UserError(f"give one experiment, not '{found[0]}' and '{found[1]}'")
         return found[0] if found else None
 

@@ -1,4 +1,4 @@
-"""`--jobs N`: the seeds of one experiment in processes side by side, told line by line."""
+"""`--jobs N`: the seeds of one experiment in processes side by side, reported line by line."""
 
 import json
 import subprocess

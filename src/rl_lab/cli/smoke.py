@@ -139,7 +139,7 @@ def _stepping(id: str, timesteps: int) -> Callable[[], None]:
     def job() -> None:
         from rl_lab.api import configure
         from rl_lab.config.resolve import resolve
-        from rl_lab.run.build import make_context, make_workflow
+        from rl_lab.run.build import make_algorithm, make_context
 
         steps = max(min(timesteps // NUM_ENVS, ENV_STEPS), 1)
         words = [f"environment.num_envs={NUM_ENVS}", f"algorithm.collect_steps={steps}"]
@@ -149,8 +149,8 @@ def _stepping(id: str, timesteps: int) -> Callable[[], None]:
         except UserError as error:
             raise UnsupportedError(str(error)) from error
         with closing(context.train_environment):
-            workflow = make_workflow(config, context)
-            taken = workflow.collect_step(0, phase={}).steps
+            algorithm = make_algorithm(config, context)
+            taken = algorithm.collect_step(0, phase={}).steps
         if taken != steps * NUM_ENVS:
             raise RuntimeError(f"{taken} steps were taken, not {steps * NUM_ENVS}")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 
 CONFIGURED = ("train", "config")
 OF_BOTH = ("--seed", "--total-timesteps", "--max-timesteps", "--config", "--config-dir", "--plugin")
@@ -380,7 +381,7 @@ def _fits(verb: str, template: str) -> bool:
 
 
 def _configured(line: Sequence[str]) -> Any:
-    """The configuration of a line, as `rl-lab config` makes it; None where it cannot be told.
+    """The configuration of a line, as `rl-lab config` makes it; None where there is none.
 
     Raises UserError if it is refused.
     """
@@ -409,7 +410,7 @@ def _configured(line: Sequence[str]) -> Any:
     return request.configure(request.seeds[0])[0]
 
 
-def _problem(error: UserError, config: Any, word: str) -> str:
+def _problem(error: UserError, config: RunConfig, word: str) -> str:
     """Why an option is left out: the algorithm has none such, or not with this value."""
     if _has(config, word.partition("=")[0]):
         return _first_line(error)
@@ -417,7 +418,7 @@ def _problem(error: UserError, config: Any, word: str) -> str:
     return f"{name} has no such option, see rl-lab algorithms {name}"
 
 
-def _has(config: Any, key: str) -> bool:
+def _has(config: RunConfig, key: str) -> bool:
     """Whether there is such a key in a configuration."""
     from rl_lab.config.tree import to_tree
 
@@ -431,7 +432,7 @@ def _has(config: Any, key: str) -> bool:
     return True
 
 
-def _rate(config: Any) -> str:
+def _rate(config: RunConfig) -> str:
     """The learning rate of a configuration, or that with which its schedule starts."""
     rate = getattr(getattr(config, "algorithm", None), "learning_rate", "RATE")
     return str(getattr(rate, "start", rate))

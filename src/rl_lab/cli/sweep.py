@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_lab.cli.arguments import RUNS, Json, RunsDir
+
+if TYPE_CHECKING:
+    from rl_lab.tuning.sweep_file import Sweep
 
 SHOWN = 20  # trials of a dry run, or of the table at the end
 
@@ -56,7 +59,7 @@ def sweep(
     return _preview(asked, as_json) if dry_run else _run(asked, runs_dir, as_json)
 
 
-def _preview(asked: Any, as_json: bool) -> int:
+def _preview(asked: "Sweep", as_json: bool) -> int:
     from itertools import islice
 
     from rl_lab.cli.printing import say, say_json
@@ -86,7 +89,7 @@ def _preview(asked: Any, as_json: bool) -> int:
     return 0
 
 
-def _run(asked: Any, runs_dir: Path, as_json: bool) -> int:
+def _run(asked: "Sweep", runs_dir: Path, as_json: bool) -> int:
     from rl_lab.cli.printing import say, say_json, table, warn
     from rl_lab.display.live_table import LiveTable
     from rl_lab.tuning.driver import run_sweep, show, sweep_folder

@@ -33,7 +33,7 @@ def tag(
     references = [word for word in words if not word.startswith("+")]
     if not references:
         raise UserError("which run? For example: rl-lab tag @last +paper")
-    # Everything is looked at before anything is changed.
+    # Everything is checked before anything is changed.
     for name in added:
         labels.check_tag(name)
     runs = [_find(reference, runs_dir) for reference in references]

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,12 @@ from rl_lab.cli.arguments import (
 from rl_lab.cli.printing import program, say, say_json, spread, table, warn
 from rl_lab.cli.request import Request, is_override, key_of
 from rl_lab.core.errors import UserError
+from rl_lab.core.schema import RunConfig
 from rl_lab.records.formatting import from_here
+
+if TYPE_CHECKING:
+    from rl_lab.records.run_directory import RunDirectory
+    from rl_lab.run.session import Outcome, View
 
 RESUME_WORD = "training.resume_path"
 
@@ -119,7 +124,7 @@ def _run(request: Request, *, quiet: bool, as_json: bool, jobs: int, lines: bool
     silent = quiet or as_json
     view = with_report(_line_view if lines else _quiet_view if silent else _terminal_view)
     if not silent:
-        load_display()  # a mistake in ./configs/metrics.yaml is told before anything starts
+        load_display()  # a mistake in ./configs/metrics.yaml is reported before anything starts
     if reference := _resumed(request):
         outcome = session.resume(
             reference,
@@ -139,7 +144,7 @@ def _run(request: Request, *, quiet: bool, as_json: bool, jobs: int, lines: bool
     )
     if jobs > 1 and len(request.seeds) > 1:
         return _side_by_side(request, jobs, quiet=quiet, as_json=as_json)
-    outcomes: list[Any] = []
+    outcomes: list[Outcome] = []
     failures: list[Exception] = []
     for seed in request.seeds:
         try:
@@ -161,15 +166,15 @@ def _run(request: Request, *, quiet: bool, as_json: bool, jobs: int, lines: bool
     return code
 
 
-def _training(request: Request, view: Any, silent: bool) -> Callable[[int | None], Any]:
-    """What trains one seed. Every seed is configured now: a mistake is told before any runs."""
+def _training(request: Request, view: "View", silent: bool) -> Callable[[int | None], "Outcome"]:
+    """A function that trains one seed. All seeds are configured now, before any run starts."""
     from rl_lab.run import session
 
     prepared = {seed: request.configure(seed) for seed in request.seeds}
     for note in [] if silent else prepared[request.seeds[0]][1].notes:
         say(note)
 
-    def train(seed: int | None) -> Any:
+    def train(seed: int | None) -> "Outcome":
         return session.train(
             prepared[seed][0],
             root=request.runs_dir,
@@ -181,7 +186,7 @@ def _training(request: Request, view: Any, silent: bool) -> Callable[[int | None
     return train
 
 
-def _forking(request: Request, view: Any) -> Callable[[int | None], Any]:
+def _forking(request: Request, view: "View") -> Callable[[int | None], "Outcome"]:
     """What goes on from the same checkpoint of another run, with one seed."""
     from rl_lab.records.run_directory import find_run
     from rl_lab.run.fork import fork
@@ -200,7 +205,7 @@ def _forking(request: Request, view: Any) -> Callable[[int | None], Any]:
     run, which = find_run(request.fork, request.runs_dir)
     request.fork = str(run.path) if which is None else f"{run.path}:{which}"
 
-    def train(seed: int | None) -> Any:
+    def train(seed: int | None) -> "Outcome":
         assert request.fork is not None
         extra = [] if seed is None else [f"experiment.seed={seed}"]
         return fork(
@@ -272,7 +277,7 @@ def _resumed(request: Request) -> str | None:
     return reference
 
 
-def _finish(request: Request, outcomes: list[Any], *, quiet: bool, as_json: bool) -> int:
+def _finish(request: Request, outcomes: "list[Outcome]", *, quiet: bool, as_json: bool) -> int:
     code: int = next((each.exit_code for each in outcomes if each.exit_code), 0)
     if as_json:
         results = [{**each.summary, "path": str(each.run.path)} for each in outcomes]
@@ -293,7 +298,7 @@ def _finish(request: Request, outcomes: list[Any], *, quiet: bool, as_json: bool
     return code
 
 
-def _result(outcome: Any) -> str:
+def _result(outcome: "Outcome") -> str:
     """How one run ended, and where it is."""
     summary = outcome.summary
     test = summary.get("test") or {}
@@ -310,7 +315,7 @@ def _result(outcome: Any) -> str:
     return "\n".join(lines)
 
 
-def _profile(outcome: Any) -> str:
+def _profile(outcome: "Outcome") -> str:
     """Where the time went, and where the statistics of the weights are."""
     from rl_lab.run.debug import PROFILE, WEIGHTS
 
@@ -320,7 +325,7 @@ def _profile(outcome: Any) -> str:
     return f"\n{shown}\n\nprofile: {file}\nweights: {logs / WEIGHTS}"
 
 
-def _results(outcomes: list[Any]) -> str:
+def _results(outcomes: "list[Outcome]") -> str:
     """One row per seed."""
     rows = []
     for outcome in outcomes:
@@ -335,7 +340,7 @@ def _results(outcomes: list[Any]) -> str:
     return table(rows, list(dict.fromkeys(name for row in rows for name in row)))
 
 
-def _suggestions(request: Request, outcomes: list[Any]) -> list[str]:
+def _suggestions(request: Request, outcomes: "list[Outcome]") -> list[str]:
     """Three commands that work as they are printed."""
     runs = [outcome.run.id for outcome in outcomes]
     lines = [_command(request, "evaluate", runs[-1], "--episodes", "100")]
@@ -362,13 +367,13 @@ def _where(request: Request) -> list[str]:
     return [] if request.runs_dir == runs_root() else ["--runs-dir", str(request.runs_dir)]
 
 
-def _line_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
+def _line_view(config: RunConfig, directory: "RunDirectory", start: int) -> Sequence[Any]:
     """Progress as lines on stderr, for the process that started this one."""
     return _terminal_view(config, directory, start, on_stderr=True)
 
 
 def _terminal_view(
-    config: Any, directory: Any, start: int, on_stderr: bool = False
+    config: RunConfig, directory: "RunDirectory", start: int, on_stderr: bool = False
 ) -> Sequence[Any]:
     """Progress for a human, unless `logging.terminal` is off."""
     from rl_lab.run.view import terminal_view
@@ -378,7 +383,7 @@ def _terminal_view(
     return terminal_view(config, directory, start, on_stderr=on_stderr)
 
 
-def _quiet_view(config: Any, directory: Any, start: int) -> Sequence[Any]:
+def _quiet_view(config: RunConfig, directory: "RunDirectory", start: int) -> Sequence[Any]:
     """Only what is wrong."""
     from rl_lab.run.view import WarningSink
 

@@ -3,12 +3,15 @@
 import sys
 import time
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_lab.cli.arguments import RUNS, Json, Run, RunsDir, Trust, count
 from rl_lab.cli.printing import pairs, say, say_json, warn
+
+if TYPE_CHECKING:
+    from rl_lab.analysis.verify import Verdict
 
 SECONDS = 1.0  # between two looks at how far it is
 
@@ -49,21 +52,21 @@ def verify(
             }
         )
     else:
-        say(_told(found))
+        say(_described(found))
     return 0 if found.identical else 1
 
 
-def _told(found: Any) -> str:
+def _described(found: "Verdict") -> str:
     states = ", ".join(f"{step:,}" for step in found.checkpoints) or "none"
     seen = {
         "steps": f"{found.start:,} to {found.end:,}",
         "rows of metrics": f"{found.rows:,} equal byte for byte",
         "checkpoints": f"{states}{' equal bit for bit' if found.checkpoints else ''}",
     }
-    if found.identical:
+    first = found.difference
+    if first is None:
         lines = [f"IDENTICAL: {found.run.path.name} is the same when it is run again", pairs(seen)]
         return "\n".join([*lines, *(f"note: {reason}" for reason in found.reasons)])
-    first = found.difference
     more = f" (and {first.others} more there)" if first.others else ""
     lines = [
         f"DIFFERS at step {first.step:,}: {first.kind} {first.name}{more}",
@@ -75,7 +78,7 @@ def _told(found: Any) -> str:
     return "\n".join([*lines, *(f"reason: {reason}" for reason in reasons)])
 
 
-def _exact(value: Any) -> str:
+def _exact(value: object) -> str:
     """All digits: two numbers that differ must not look the same."""
     return value if isinstance(value, str) else repr(value)
 

@@ -104,7 +104,7 @@ class MeasureTracker:
     `name` is the mean of the last WINDOW vector steps, `name_total` the sum since the beginning for
     one environment. Rows in which an environment only reset itself must not be given. Those that
     are named as `outcomes` belong to an episode's end: of them, `name` is the mean of the last
-    WINDOW episodes that told it.
+    WINDOW episodes that have it.
     """
 
     def __init__(self, num_envs: int, outcomes: Collection[str] = ()) -> None:

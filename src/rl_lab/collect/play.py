@@ -1,4 +1,4 @@
-"""Playing: one environment, one policy, and somebody who looks on."""
+"""Play episodes of one environment with one policy, and show each frame."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ def play(
     """One episode for each seed, in a single environment of Gymnasium's kind.
 
     `begin` is called before every episode, `show` at every frame of it: the first one, and the one
-    after each step; `stepped` after each step, with what it brought. `interrupted` is asked before
-    every step; an episode that it stops is not told.
+    after each step; `stepped` after each step, with what it brought. `interrupted` is called before
+    every step; it ends the iterator.
     """
     for seed in seeds:
         begin()

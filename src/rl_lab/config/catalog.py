@@ -10,10 +10,11 @@ from typing import Any
 from rl_lab.core import registry
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.failure import located
+from rl_lab.core.schema import AlgorithmConfig
 
 BUILT_INS = {
     "workflow": {
-        "brownian": "rl_lab.algorithms.brownian:BrownianWorkflow",
+        "brownian": "rl_lab.algorithms.brownian:Brownian",
         "dqn": "rl_lab.algorithms.dqn:DQN",
         "dreamer_v1": "rl_lab.algorithms.dreamer.dreamer:DreamerV1",
         "dreamer_v2": "rl_lab.algorithms.dreamer.dreamer:DreamerV2",
@@ -24,7 +25,7 @@ BUILT_INS = {
         "ppo": "rl_lab.algorithms.ppo:PPO",
         "q_learning": "rl_lab.algorithms.tabular:QLearning",
         "r2d2": "rl_lab.algorithms.r2d2:R2D2",
-        "random": "rl_lab.algorithms.random:RandomWorkflow",
+        "random": "rl_lab.algorithms.random:RandomPolicy",
         "sac": "rl_lab.algorithms.sac:SAC",
         "sarsa": "rl_lab.algorithms.tabular:Sarsa",
         "sql": "rl_lab.algorithms.sql:SQL",
@@ -47,6 +48,7 @@ BUILT_INS = {
         "auto": "rl_lab.networks.encoder:AutoEncoder",
         "conv": "rl_lab.networks.cnn:ConvEncoder",
         "impala": "rl_lab.networks.cnn:ImpalaCNN",
+        "kan": "rl_lab.networks.kan:KANEncoder",
         "mlp": "rl_lab.networks.mlp:MLPEncoder",
         "mlp_large": "rl_lab.networks.mlp:MLPLarge",
         "mlp_medium": "rl_lab.networks.mlp:MLPMedium",
@@ -85,11 +87,16 @@ BUILT_INS = {
         "Crop": "rl_lab.envs.wrappers.image:Crop",
         "DiscreteEncoder": "rl_lab.envs.wrappers.discrete:DiscreteEncoder",
         "DiscretizeObservation": "rl_lab.envs.wrappers.discrete:DiscretizeObservation",
+        "FlatGrid": "rl_lab.envs.minigrid:FlatGrid",
         "FrameSkip": "rl_lab.envs.wrappers.time:FrameSkip",
         "FrameStack": "rl_lab.envs.wrappers.time:FrameStack",
         "Grayscale": "rl_lab.envs.wrappers.image:Grayscale",
+        "ImgObs": "rl_lab.envs.minigrid:ImgObs",
         "MaskObservation": "rl_lab.envs.wrappers.observation:MaskObservation",
+        "NoisyObservation": "rl_lab.envs.wrappers.observation:NoisyObservation",
         "OneHotObservation": "rl_lab.envs.wrappers.discrete:OneHotObservation",
+        "PositionOnly": "rl_lab.envs.wrappers.observation:PositionOnly",
+        "RGBImgPartialObs": "rl_lab.envs.minigrid:RGBImgPartialObs",
         "RescaleAction": "rl_lab.envs.wrappers.action:RescaleAction",
         "Resize": "rl_lab.envs.wrappers.image:Resize",
         "RewardShape": "rl_lab.envs.wrappers.reward:RewardShape",
@@ -97,13 +104,14 @@ BUILT_INS = {
         "SkipStart": "rl_lab.envs.wrappers.start:SkipStart",
         "StickyActions": "rl_lab.envs.wrappers.action:StickyActions",
         "TimeAware": "rl_lab.envs.wrappers.time:TimeAware",
+        "VelocityOnly": "rl_lab.envs.wrappers.observation:VelocityOnly",
     },
 }
 for kind, targets in BUILT_INS.items():
     registry.declare(kind, targets)
 
 
-def workflow_class(algorithm: Any) -> Any:
+def algorithm_class(algorithm: AlgorithmConfig | str) -> Any:
     """The class behind a validated `algorithm` block, or behind a registered name."""
     if isinstance(algorithm, str):
         return registry.get("workflow", algorithm)

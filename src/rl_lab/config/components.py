@@ -16,13 +16,13 @@ OPTIMIZERS = "optimizers"
 
 
 def make_components(config: RunConfig, block: str) -> dict[str, Any]:
-    """The parts of `components:` or `optimizers:` by role, for a workflow's context.
+    """The parts of `components:` or `optimizers:` by role, for an algorithm's context.
 
-    Of a role that the workflow declares, what makes it: the workflow knows the sizes. Anything else
-    is made here, from its own keys, unless it says `_partial_: true`.
+    Of a role that the algorithm declares, what makes it: the algorithm knows the sizes. Anything
+    else is made here, from its own keys, unless it says `_partial_: true`.
     """
-    workflow = catalog.workflow_class(config.algorithm)
-    declared: Mapping[str, tuple[str, ...]] = getattr(workflow, "roles", None) or {}
+    algorithm = catalog.algorithm_class(config.algorithm)
+    declared: Mapping[str, tuple[str, ...]] = getattr(algorithm, "roles", None) or {}
     made: dict[str, Any] = {}
     for role, written in getattr(config, block).items():
         path, keys = f"{block}.{role}", _keys(written)
@@ -40,9 +40,9 @@ def make_components(config: RunConfig, block: str) -> dict[str, Any]:
 
 
 def _made(
-    path: str, factory: Callable[..., Any], called: tuple[str, ...], *args: Any, **more: Any
+    path: str, factory: Callable[..., Any], called: tuple[str, ...], *args: object, **more: object
 ) -> Any:
-    """A part of a workflow, or one line about why it cannot be one."""
+    """A part of an algorithm, or one line about why it cannot be one."""
     name = getattr(factory.func, "__name__", path)  # type: ignore[attr-defined]
     try:
         part = factory(*args, **more)
@@ -70,11 +70,11 @@ def _keys(written: object) -> Mapping[str, Any]:
 
 def part_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
     """Roles that the algorithm does not have, and names that nobody registered."""
-    workflow, name = catalog.workflow_class(config.algorithm), config.algorithm.name
-    roles: Mapping[str, Any] | None = getattr(workflow, "roles", None)
+    algorithm, name = catalog.algorithm_class(config.algorithm), config.algorithm.name
+    roles: Mapping[str, Any] | None = getattr(algorithm, "roles", None)
     known = {
-        "components": None if roles is None else [*roles, *workflow.requires],
-        OPTIMIZERS: getattr(workflow, "optimized", None),
+        "components": None if roles is None else [*roles, *algorithm.requires],
+        OPTIMIZERS: getattr(algorithm, "optimized", None),
     }
     for block, names in known.items():
         for role, written in getattr(config, block).items():
@@ -98,9 +98,9 @@ def _unknown(role: str, name: str) -> str:
 
 def unused(config: RunConfig, network: NetworkConfig) -> Iterator[tuple[str, str]]:
     """Options that differ from the default `network`, of an algorithm without such a network."""
-    workflow = catalog.workflow_class(config.algorithm)
-    if getattr(workflow, "uses_network", True):
+    algorithm = catalog.algorithm_class(config.algorithm)
+    if getattr(algorithm, "uses_network", True):
         return
-    hint = "its networks are sized by options of `algorithm:`" if workflow.roles else "it has none"
+    hint = "its networks are sized by options of `algorithm:`" if algorithm.roles else "it has none"
     for path, *_ in diff({"network": to_tree(network)}, {"network": to_tree(config.network)}):
         yield path, f"has no effect with {config.algorithm.name}: {hint}"

@@ -39,6 +39,8 @@ from rl_lab.config.documents import (
 from rl_lab.config.legacy.keys import upgrade
 from rl_lab.config.presets import (
     PRESETS,
+    Addition,
+    assembled,
     find_file,
     find_preset,
     named_preset,
@@ -57,7 +59,7 @@ FEWEST_EVALUATIONS = 5  # of a run that is shorter than its file says
 
 @dataclass(frozen=True)
 class Composed:
-    """A plain tree, where each value came from, and what the user should be told."""
+    """A plain tree, where each value came from, and notes for the user."""
 
     tree: dict[str, Any]
     origins: Origins
@@ -91,20 +93,26 @@ def compose(
         )
 
     notes: list[str] = []
+    addition: Addition | None = None
     if config_file is not None:
         config_file = find_file(config_file)
     elif named:
         config_file = named_preset(str(named[0].value()), folders)
     elif spec is not None:
         config_file = find_preset(spec, folders)  # or a block of an environment's file, below
+        if config_file is None and (built := assembled(spec, folders)) is not None:
+            config_file, addition, said = built
+            notes.append(said)
     if spec is not None and (found := variant_of(spec, folders)) is not None:
-        config_file = found[0]
+        config_file, notes = found[0], []
         block, origins = found[1]
         config = OmegaConf.create(block)
     elif config_file is not None:
         groups = [each for each in changes if _is_group(each, [config_file.parent, *folders])]
         config, origins = _compose_file(config_file, folders, groups)
         changes = [each for each in changes if each not in groups]
+        if addition is not None:
+            origins |= dict.fromkeys(addition.add_to(config), COMMAND_LINE)
     elif run_config is not None:
         config, origins = _as_written(run_config)
     else:
@@ -136,7 +144,7 @@ def compose(
     return Composed(tree, origins, notes, replaced)
 
 
-def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: Any) -> None:
+def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: object) -> None:
     """A file's interval of evaluations is for its own total: a much shorter run chooses another."""
     training, evaluation = tree.get("training"), tree.get("evaluation")
     if not (isinstance(training, dict) and isinstance(evaluation, dict)):
@@ -231,7 +239,7 @@ def _read_all(file: Path, places: Sequence[Path], seen: set[Path]) -> None:
 
 @contextmanager
 def _hydra(places: Sequence[Path]) -> Iterator[str]:
-    """Hydra on these folders, first match wins; whatever was initialised before is put back."""
+    """Hydra on these folders, first match wins; whatever was initialized before is put back."""
     before, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     quoted = ",".join("'file://{}'".format(str(each).replace("'", "\\'")) for each in places[1:])
     try:
@@ -332,7 +340,7 @@ def _resolved(config: DictConfig, origins: Mapping[str, Origin]) -> dict[str, An
     return {str(key): each for key, each in tree.items()}
 
 
-def _add(*terms: Any) -> Any:
+def _add(*terms: object) -> Any:
     """`${add:a,b}`."""
     return sum(terms)
 

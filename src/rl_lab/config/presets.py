@@ -3,7 +3,9 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
 
 from rl_lab.config import catalog
 from rl_lab.config.documents import COMMAND_LINE, PACKAGE_CONFIGS, Origins, shown
@@ -18,9 +20,36 @@ from rl_lab.core.checker import config_class
 from rl_lab.core.errors import UserError, did_you_mean
 
 PRESETS = "experiment"  # the folder of presets in a config folder
+WRAPPERS = "environment.wrappers"
 EXAMPLES = Path("examples")  # of a source checkout
 SOLVER_CONFIGS = "config"  # the folder of configs of a solver whose files are read too
 DEFAULT_ALGORITHM = "ppo"
+
+
+class Addition(NamedTuple):
+    """What a name adds to a preset: a memory, or a stack of frames instead of one."""
+
+    memory: str | None = None
+    frames: int = 0
+
+    @property
+    def words(self) -> str:
+        """As a part of a sentence."""
+        return f"with {self.memory} memory" if self.memory else f"with {self.frames} stacked frames"
+
+    def add_to(self, tree: DictConfig) -> list[str]:
+        """Change a composed tree, and say the paths that have changed."""
+        if self.memory:
+            OmegaConf.update(
+                tree, "network.memory", {"type": self.memory}, merge=False, force_add=True
+            )
+            return ["network.memory.type"]
+        wrappers = [
+            *(OmegaConf.select(tree, WRAPPERS) or []),
+            {"id": "FrameStack", "frames": self.frames},
+        ]
+        OmegaConf.update(tree, WRAPPERS, wrappers, force_add=True)
+        return [WRAPPERS]
 
 
 def search_folders(config_dirs: Sequence[Path] = ()) -> list[Path]:
@@ -71,6 +100,7 @@ def names_algorithm(spec: str) -> bool:
     folders = search_folders()
     return variant is not None and (
         _split_variant(variant)[0] is not None
+        or _split_addition(variant) is not None
         or find_preset(spec, folders) is not None
         or variant_of(spec, folders) is not None
     )
@@ -124,8 +154,41 @@ def _presets_in(folders: Sequence[Path]) -> list[str]:
     return list_presets([each for each in folders if each != PACKAGE_CONFIGS])
 
 
+def assembled(spec: str, folders: Sequence[Path]) -> tuple[Path, Addition, str] | None:
+    """`env:ppo_gru_masked` from the preset `env:ppo_masked`: its file, what is added, and a note.
+
+    What may be added after the algorithm is a memory, or `stack4`: the last four observations.
+    """
+    environment, variant = split_spec(spec)
+    found = _split_addition(variant or "")
+    if found is None:
+        return None
+    base, addition = f"{environment}:{found[0]}", found[1]
+    file = find_preset(base, folders)
+    return None if file is None else (file, addition, f"{spec}: {base} {addition.words}")
+
+
+def _split_addition(variant: str) -> tuple[str, Addition] | None:
+    """`ppo_gru_masked` → `ppo_masked` and the memory `gru`."""
+    for algorithm in registry.names("workflow"):
+        rest = variant.removeprefix(f"{algorithm}_")
+        if rest == variant:
+            continue
+        for memory in registry.names("memory"):
+            if rest == memory or rest.startswith(f"{memory}_"):
+                return algorithm + rest.removeprefix(memory), Addition(memory=memory)
+        if stack := re.fullmatch(r"stack([1-9]\d*)(_.+)?", rest):
+            return algorithm + (stack[2] or ""), Addition(frames=int(stack[1]))
+    return None
+
+
 def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], str]:
     """An algorithm's defaults on an environment, from the two names alone, and a note of it."""
+    if spec.startswith(":") or spec.endswith(":"):
+        side = "environment" if spec.startswith(":") else "algorithm"
+        raise UserError(
+            f"'{spec}' names no {side}: write ENV:ALGORITHM, as in CartPole-v1:{DEFAULT_ALGORITHM}"
+        )
     environment, variant = split_spec(spec)
     tree: dict[str, Any] = {"version": 1, "environment": {"id": environment}}
     if variant is None:
@@ -146,7 +209,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         tree["network"] = {"memory": {"type": suffix}}
         words += f" and {suffix} memory"
     elif suffix:
-        config: Any = config_class(catalog.workflow_class(algorithm))
+        config: Any = config_class(catalog.algorithm_class(algorithm))
         tree["algorithm"] |= config.named_size(suffix, environment)
         words += f", and size {suffix} with what its authors learned it with,"
     return tree, f"no preset {spec}: {words} on {environment}"
@@ -168,6 +231,6 @@ def _split_variant(variant: str) -> tuple[str | None, str | None]:
 
 def _sizes(algorithm: str) -> tuple[str, ...]:
     """The named sizes that an algorithm has, if any."""
-    config = config_class(catalog.workflow_class(algorithm))
+    config = config_class(catalog.algorithm_class(algorithm))
     names = get_args(get_type_hints(config).get("size")) if config else ()
     return tuple(name for name in names if name != "own")

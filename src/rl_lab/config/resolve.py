@@ -4,6 +4,7 @@ Each decision is a pure function of the configuration and of what was found out 
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.config import catalog
 from rl_lab.config.compose import FEWEST_EVALUATIONS
 from rl_lab.config.tree import to_tree
@@ -39,6 +40,7 @@ EXCHANGE_SECONDS, WORKER_SECONDS = 0.2e-3, 0.1e-3
 FIRST_START_SECONDS, START_SECONDS = 3.0, 0.3
 CLEARLY = 1.3  # how many times faster they must be
 
+EVALUATION_ENVS = 8  # where each of them costs time of its own
 EVALUATION_STEPS, CHECKPOINT_STEPS = 10_000, 50_000  # between two of them in a long run
 FEWEST = FEWEST_EVALUATIONS  # of either in a short one
 
@@ -79,6 +81,7 @@ def resolve(
         config,
         experiment=replace(config.experiment, device=chosen_device),
         environment=replace(config.environment, vectorization=backend),
+        evaluation=replace(config.evaluation, num_envs=evaluation_envs(config, backend)),
         compute=replace(config.compute, compile=chosen_mode),
     )
     if config.compute.threads != "auto":
@@ -106,6 +109,15 @@ def interval(asked: str | int, usual: int, total: int) -> int:
     if isinstance(asked, int):
         return asked
     return max(total // max(-(-total // usual), FEWEST), 1)
+
+
+def evaluation_envs(config: RunConfig, backend: str) -> int:
+    """One for each episode where environments are stepped together: no waiting for second ones."""
+    evaluation = config.evaluation
+    if evaluation.num_envs != "auto":
+        return evaluation.num_envs
+    episodes = max(evaluation.episodes, evaluation.test_episodes)
+    return episodes if backend == "torch" else EVALUATION_ENVS
 
 
 def with_choices(config: RunConfig) -> RunConfig:
@@ -152,6 +164,8 @@ def _open_files(descriptors: Path) -> list[Path]:
 
 def device(asked: str, cuda: bool) -> str:
     """A GPU if there is one; none is a mistake only if one is asked for."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", asked):
+        raise UserError(f"experiment.device is '{asked}': write auto, cpu, cuda or cuda:N")
     if asked.startswith("cuda") and not cuda:
         raise UserError(f"experiment.device is '{asked}', but this machine has no usable GPU")
     return asked if asked != "auto" else "cuda" if cuda else "cpu"
@@ -170,7 +184,7 @@ def compile_mode(
     check_compile(config)
     if asked != "auto":
         return asked
-    # Parts that somebody else wrote may not compile, and other optimizers cannot.
+    # Parts of plug-ins may not compile, and other optimizers cannot.
     if config.components or config.optimizers:
         return "off"
     # A memory is unrolled, which takes minutes to compile; convolutions gain nothing; for a GPU the
@@ -188,7 +202,7 @@ def compile_mode(
 
 def check_compile(config: RunConfig) -> None:
     """Refuse `compute.compile=on` where there is nothing to compile."""
-    compiles = getattr(catalog.workflow_class(config.algorithm), "compiles", True)
+    compiles = getattr(catalog.algorithm_class(config.algorithm), "compiles", True)
     if config.compute.compile == "on" and not (
         compiles or (_acts_purely(config) and _is_simulated(config))
     ):
@@ -213,7 +227,7 @@ def _is_simulated(config: RunConfig) -> bool:
 
 def _acts_purely(config: RunConfig) -> bool:
     """Whether the algorithm's policy can be compiled into a rollout."""
-    return catalog.workflow_class(config.algorithm).pure_policy is not Workflow.pure_policy
+    return catalog.algorithm_class(config.algorithm).pure_policy is not Algorithm.pure_policy
 
 
 def vectorization(config: RunConfig, seen: probe.Probe, cores: int) -> Choice:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rl_lab.config.catalog import workflow_class
+from rl_lab.config.catalog import algorithm_class
 from rl_lab.config.compose import Composed
 from rl_lab.config.documents import COMMAND_LINE, Origin, forget
 from rl_lab.config.tree import to_tree
@@ -34,7 +34,7 @@ def made_small(composed: Composed) -> Composed:
     small = replace(composed, tree=to_tree(config), origins=dict(composed.origins))
     share = steps / whole(written)
     call, before = steps, 0
-    if blocks := config.training.phases or workflow_class(config.algorithm).phases:
+    if blocks := config.training.phases or algorithm_class(config.algorithm).phases:
         _change(small, {PHASES: shortened(blocks, share, MOST_UPDATES)})
         call, before = room(validate(small.tree, small.origins))
         most = max(call // VECTOR_STEPS, FEWEST_ENVS)

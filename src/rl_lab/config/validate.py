@@ -30,7 +30,7 @@ def validate(
 ) -> RunConfig:
     """The typed config, or a ConfigError that lists every problem with the line it comes from.
 
-    What it names by path is imported: a config of somebody else goes through `trust.py` first. One
+    What it names by path is imported: a config of another user goes through `trust.py` first. One
     of an `existing` run may have options that decide nothing, which a new one may not.
     """
     checker = RunChecker(origins)
@@ -47,9 +47,9 @@ def validate(
 
 
 def with_defaults(tree: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The tree with what its algorithm wants of other blocks, where the user says nothing.
+    """The tree with what its algorithm wants of other blocks, unless the user sets it.
 
-    Buffers are taken whole: somebody who names buffers of his own gets those only.
+    Buffers are taken whole: a user who names buffers gets those only.
     """
     algorithm = tree.get("algorithm")
     name = algorithm if isinstance(algorithm, str) else mapping(algorithm).get("name", "ppo")
@@ -114,7 +114,7 @@ class RunChecker(Checker):
         """A checker like this one that has found nothing yet."""
         return RunChecker(self.origins)
 
-    def is_ignored(self, path: str, value: Any) -> bool:
+    def is_ignored(self, path: str, value: object) -> bool:
         """Options that are gone, where a saved config has them empty."""
         return path in RETIRED and not value
 

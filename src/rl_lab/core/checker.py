@@ -141,7 +141,7 @@ class Checker:
                 self.report(where, "is required")
         return self.construct(schema, values, path)
 
-    def is_ignored(self, path: str, value: Any) -> bool:
+    def is_ignored(self, path: str, value: object) -> bool:
         """True for an unknown key that is dropped without a word."""
         return False
 
@@ -365,7 +365,7 @@ def free_config_class(kind: str, keys: tuple[str, ...]) -> type:
 def named_config_class(kind: str, config: type, keys: tuple[str, ...]) -> type:
     """A `Config` that also carries the keys by which it was chosen (`name`, `type`, `_target_`).
 
-    The only place where a `Config` of somebody else that does not derive from `AlgorithmConfig` or
+    The only place where a `Config` of a plug-in that does not derive from `AlgorithmConfig` or
     `BufferConfig` is given what those promise.
     """
     known = {each.name for each in fields(config)}
@@ -390,7 +390,7 @@ def join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def config_class(item: Any) -> type | None:
+def config_class(item: type) -> type | None:
     """The `Config` dataclass that a registered class carries, if it has one."""
     config = getattr(item, "Config", None)
     if config is not None and not (isinstance(config, type) and is_dataclass(config)):

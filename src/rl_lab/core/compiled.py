@@ -75,7 +75,7 @@ def cpu_model() -> str:
 
 
 def tell_with(say: Callable[[str], object]) -> None:
-    """Who is told, in this context, that something slow is about to happen."""
+    """Call `say` in this context before something slow happens."""
     _told.set(say)
 
 
@@ -156,15 +156,15 @@ class Compiled:
         self.shorten = shorten
         self._variants: list[tuple[Any, Any, Shape]] = []  # signature, machine code, what comes out
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         """What the function returns, as fresh tensors."""
         return self.given()(*arguments)
 
-    def given(self, *last: Any) -> Callable[..., Any]:
-        """The function of its first arguments. The last ones are looked at once, here."""
+    def given(self, *last: object) -> Callable[..., Any]:
+        """The function of its first arguments. The last ones are read once, here."""
         fixed, fixed_signature = _inputs(last)
 
-        def call(*first: Any) -> Any:
+        def call(*first: object) -> Any:
             moving, signature = _inputs(first)
             inputs = moving + fixed
             for known, runner, out_shape in self._variants:
@@ -214,7 +214,7 @@ class _Caller(nn.Module):
         super().__init__()
         self.function, self.parts = function, nn.ModuleList(modules)
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: object) -> Any:
         return self.function(*arguments)
 
 

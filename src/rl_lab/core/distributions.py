@@ -41,7 +41,7 @@ class Distribution(Protocol):
 
 
 class Categorical:
-    """One index, from unnormalised `logits` [..., n]."""
+    """One index, from unnormalized `logits` [..., n]."""
 
     __slots__ = ("log_probs",)
 
@@ -49,7 +49,7 @@ class Categorical:
         self.log_probs = logits.log_softmax(-1)  # once, for everything below
 
     def sample(self, generator: Generator | None = None) -> Tensor:
-        """Gumbel-max: no host synchronisation, no renormalisation."""
+        """Gumbel-max: no host synchronization, no renormalization."""
         return self.pick(torch.empty_like(self.log_probs).exponential_(generator=generator))
 
     def pick(self, noise: Tensor) -> Tensor:

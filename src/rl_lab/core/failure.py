@@ -3,8 +3,8 @@
 import inspect
 import sysconfig
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rl_lab.core.errors import RunError, UserError
 
@@ -35,7 +35,7 @@ def whole_traceback(error: BaseException) -> str:
     return f"{text}\nin a worker process:\n{remote.rstrip()}" if remote else text
 
 
-def defined_at(function: Any) -> str:
+def defined_at(function: Callable[..., object]) -> str:
     """`my_algorithm.py:60 act`: the place of a function or method, for errors about what it did."""
     inner = inspect.unwrap(getattr(function, "__func__", function))
     inner = getattr(inner, "__func__", inner)

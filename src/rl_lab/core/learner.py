@@ -36,6 +36,14 @@ Loss = Callable[..., tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]
 OptimizerFactory = Callable[..., torch.optim.Optimizer]  # of the parameters
 
 
+class Snapshot(NamedTuple):
+    """All that a step changes."""
+
+    state: AdamState
+    target: Tensor | None
+    rule: dict[str, Any] | None  # of an optimizer of `torch.optim`
+
+
 class Update(NamedTuple):
     """What one gradient step returns. `metrics` are for logs, `aux` is for the caller."""
 
@@ -116,6 +124,9 @@ class Learner:
         }
         self.names, self.parameters = list(chosen), list(chosen.values())
         self.sizes = [parameter.numel() for parameter in self.parameters]
+        kept = undecayed(module) if config.weight_decay else set()
+        self._decays = [name not in kept for name in self.names]
+        self._is_fusible = config.name in FUSED and all(self._decays)
         self._buffers = dict(module.named_buffers())  # statistics, which change between updates
         self.tensors: dict[str, Tensor] = {**chosen, **self._buffers}  # all that a forward reads
         flat = flatten_parameters(self.parameters)
@@ -137,7 +148,7 @@ class Learner:
 
     # ------------------------------------------------------------------------------ gradient steps
 
-    def step(self, *arguments: Any, learning_rate: Tensor, max_grad_norm: Tensor) -> Update:
+    def step(self, *arguments: object, learning_rate: Tensor, max_grad_norm: Tensor) -> Update:
         """Take one gradient step on `loss(module, *arguments)`."""
         if self._compiled is not None:
             fixed = learning_rate, max_grad_norm, (), self._buffers
@@ -145,7 +156,7 @@ class Learner:
         return self._eager_step(*arguments, rate=learning_rate, max_norm=max_grad_norm)
 
     def steps(
-        self, *shared: Any, learning_rate: Tensor, max_grad_norm: Tensor
+        self, *shared: object, learning_rate: Tensor, max_grad_norm: Tensor
     ) -> Callable[..., Update]:
         """`step` for many minibatches, whose last arguments `shared` are the same for all."""
         if self._compiled is not None:
@@ -169,13 +180,13 @@ class Learner:
         return self.state, bias_corrections(self.state.updates, self.config), arguments
 
     def _eager_step(
-        self, *arguments: Any, rate: Tensor, max_norm: Tensor, shared: tuple[Any, ...] = ()
+        self, *arguments: object, rate: Tensor, max_norm: Tensor, shared: tuple[Any, ...] = ()
     ) -> Update:
         """Straight through the module: autograd on views costs half of a functional call."""
         loss_of = self.loss
         assert loss_of is not None, "made without a loss: use `descend`"
 
-        def gradient_of(*arguments: Any) -> Gradient:
+        def gradient_of(*arguments: object) -> Gradient:
             with torch.enable_grad():
                 loss, metrics, aux = loss_of(self.module, *arguments, *shared)
                 gradients = torch.autograd.grad(loss, self.parameters)
@@ -206,7 +217,7 @@ class Learner:
             loss, metrics, aux = functional_call(holder, tensors, (*arguments, *shared))
             return loss, (loss, metrics, aux)
 
-        def gradient_of(*arguments: Any) -> Gradient:
+        def gradient_of(*arguments: object) -> Gradient:
             gradient, (_, (loss, metrics, aux)) = grad_and_value(loss_of, has_aux=True)(
                 state.flat, arguments
             )
@@ -245,15 +256,31 @@ class Learner:
         clipped = gradient * (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if self._optimizer is not None:
             new = self._torch_step(state, clipped, finite, rate)
-        elif corrections is None and not rate.dim() and config.name in FUSED:
-            # The fused kernel has Adam only, with one learning rate.
+        elif corrections is None and not rate.dim() and self._is_fusible:
+            # The fused kernel has Adam only, with one learning rate and one weight decay.
             new = adam_in_place(state, clipped, finite, config, learning_rate=rate)
         else:
             corrections = corrections or bias_corrections(state.updates, config)
-            new = adam(state, clipped, finite, config, corrections=corrections, learning_rate=rate)
+            new = adam(
+                state,
+                clipped,
+                finite,
+                config,
+                corrections=corrections,
+                learning_rate=rate,
+                weight_decay=self._weight_decay(state.flat),
+            )
         metrics = {name: value.detach() for name, value in found.metrics.items()}
         aux = {name: value.detach() for name, value in found.aux.items()}
         return new, Update(loss, norm, metrics, aux, gradient)
+
+    def _weight_decay(self, flat: Tensor) -> Tensor | float:
+        """Of every parameter, or 0 where a network asks for none."""
+        decay = self.config.weight_decay
+        if all(self._decays):
+            return decay
+        pairs = zip(self.sizes, self._decays, strict=True)
+        return torch.cat([flat.new_full((size,), decay * decays) for size, decays in pairs])
 
     def _torch_step(
         self, state: AdamState, gradient: Tensor, finite: Tensor, rate: Tensor
@@ -360,23 +387,23 @@ class Learner:
 
     # --------------------------------------------------------------------------------------- state
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> Snapshot:
         """A copy of all that a step changes, for `restore`."""
         state = self.state._replace(flat=self.state.flat.clone())
         if self._compiled is None:  # compiled steps make new moments, eager ones write into them
             state = AdamState(*(each.clone() for each in self.state))
         target = None if self.target_flat is None else self.target_flat.clone()
         rule = None if self._optimizer is None else deepcopy(self._optimizer.state_dict())
-        return state, target, rule
+        return Snapshot(state, target, rule)
 
-    def restore(self, saved: Any) -> None:
+    def restore(self, saved: Snapshot) -> None:
         """Go back to a `snapshot`."""
         state, target, rule = saved
         self.state.flat.copy_(state.flat)
         self.state = state._replace(flat=self.state.flat)
-        if self.target_flat is not None:
+        if self.target_flat is not None and target is not None:
             self.target_flat.copy_(target)
-        if self._optimizer is not None:
+        if self._optimizer is not None and rule is not None:
             self._optimizer.load_state_dict(rule)
 
     def state_dict(self) -> dict[str, Any]:
@@ -416,6 +443,15 @@ class Learner:
 FUSED = ("adam", "adamw")
 
 
+def undecayed(module: nn.Module) -> set[str]:
+    """Names of parameters without weight decay: those that a submodule lists in `undecayed`."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, each in module.named_modules()
+        for name in getattr(each, "undecayed", ())
+    }
+
+
 class _LossModule(nn.Module):
     """A loss as a module, so that `functional_call` can swap the parameters under it."""
 
@@ -424,7 +460,7 @@ class _LossModule(nn.Module):
         self.module = module
         self.loss = loss
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments: object) -> Any:
         return self.loss(self.module, *arguments)
 
 

@@ -43,7 +43,7 @@ class OptimizerConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class LaPropConfig(OptimizerConfig):
-    """LaProp with adaptive gradient clipping: the optimiser of Dreamer v3."""
+    """LaProp with adaptive gradient clipping: the optimizer of Dreamer v3."""
 
     name: Literal["adam", "adamw", "laprop", "rmsprop", "sgd"] = option(
         "laprop", "adamw has decoupled weight decay; laprop averages gradients after scaling them"
@@ -85,13 +85,15 @@ def adam(
     *,
     corrections: tuple[Tensor, Tensor],
     learning_rate: Tensor,
+    weight_decay: Tensor | float,
 ) -> AdamState:
     """One step, or none unless `finite`. Pure: for compilers.
 
-    `corrections` are `bias_corrections`; `learning_rate` is 0-d or has one value per parameter.
+    `corrections` are `bias_corrections`; `learning_rate` is 0-d or has one value per parameter, and
+    `weight_decay` may have, too.
     """
     if config.name != "adamw" and config.weight_decay:
-        gradient = gradient + config.weight_decay * state.flat
+        gradient = gradient + weight_decay * state.flat
     updates, first, second = state.updates + 1, state.first, state.second
     if config.name == "sgd":
         first = config.beta1 * first + gradient
@@ -109,7 +111,7 @@ def adam(
             denominator = (second / corrections[1]).sqrt() + config.eps
             step = learning_rate / corrections[0] * (first / denominator)
     if config.name == "adamw" and config.weight_decay:
-        step = step + learning_rate * config.weight_decay * state.flat
+        step = step + learning_rate * weight_decay * state.flat
     new = AdamState(state.flat - step, first, second, updates, finite)
     kept = [torch.where(finite, fresh, old) for fresh, old in zip(new[:4], state[:4], strict=True)]
     finite = finite & torch.isfinite(kept[0].sum() + kept[1].sum() + kept[2].sum())

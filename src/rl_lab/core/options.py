@@ -21,7 +21,7 @@ LIMITS = ("low", "above", "high", "below")
 
 
 def option(
-    default: Any,
+    default: object,
     help: str,
     *,
     low: float | None = None,
@@ -29,7 +29,7 @@ def option(
     high: float | None = None,
     below: float | None = None,
     not_empty: bool = False,
-    **marks: Any,
+    **marks: object,
 ) -> Any:
     """A dataclass field with its description. Mutable defaults are copied per instance.
 
@@ -88,7 +88,7 @@ def variants(kind: str, help: str, *, key: str = "type") -> Any:
     return field(default_factory=dict, metadata=metadata)
 
 
-def with_defaults(config: type, name: str, doc: str, /, **changed: Any) -> type[Any]:
+def with_defaults(config: type, name: str, doc: str, /, **changed: object) -> type[Any]:
     """A configuration like another one, where some options have other defaults.
 
     The class of a nested section may be another one, too.
@@ -188,7 +188,7 @@ def _declared(config: type) -> tuple[_Declared, ...]:
     return tuple(found)
 
 
-def _problems(declared: _Declared, value: Any) -> Iterator[str]:
+def _problems(declared: _Declared, value: object) -> Iterator[str]:
     name, marks = declared.name, declared.marks
     if (value is None and declared.optional) or value in declared.choices:
         return
@@ -202,7 +202,7 @@ def _problems(declared: _Declared, value: Any) -> Iterator[str]:
                 yield f"{where} must be {allowed(marks)}, got {bad}"
 
 
-def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _numbers(name: str, value: object) -> Iterator[tuple[str, Any]]:
     """The numbers of a value, each with where it stands: `channels[1]`, `learning_rates.actor`."""
     if isinstance(value, Mapping):
         for key, each in value.items():
@@ -214,7 +214,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _outside(value: Any, marks: Mapping[str, Any]) -> str | None:
+def _outside(value: object, marks: Mapping[str, Any]) -> str | None:
     """What is outside of the range, as text; None if nothing is."""
     if not isinstance(value, (Real, Schedule)):
         return repr(value)

@@ -17,7 +17,7 @@ class Contour:
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Paths through the plane, [L, 2] each: alike, or each with a label and a colour of its own."""
+    """Paths through the plane, [L, 2] each: alike, or each with a label and a color of its own."""
 
     paths: Sequence[Array]
     labels: Sequence[str] = ()

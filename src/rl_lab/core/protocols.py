@@ -27,7 +27,7 @@ class VectorEnv(Stateful, Protocol):
     snapshot_level: str  # E0 state captured, E1 replayed, E3 reset on resume (inexact)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
-        """Start every episode anew, with new seeds if given; the first observations [N, …]."""
+        """Reset every environment, with new seeds if given; the first observations [N, …]."""
 
     def step(self, action: Array) -> Step:
         """One decision per environment; ended episodes are already reset in `Step.obs`."""
@@ -40,7 +40,7 @@ class Buffer(Stateful, Protocol):
     """Where collected data waits for its updates."""
 
     def add(self, trajectory: Batch) -> None:
-        """Take what one collect call brought."""
+        """Store the trajectory of one collect call."""
 
     def ready(self) -> bool:
         """True when an update may run."""
@@ -54,7 +54,7 @@ class Buffer(Stateful, Protocol):
 
 @runtime_checkable
 class Replay(Stateful, Protocol):
-    """A buffer that remembers transitions and gives random ones."""
+    """A buffer that stores transitions and samples them at random."""
 
     def __len__(self) -> int:
         """Transitions that it holds."""
@@ -70,15 +70,15 @@ class Replay(Stateful, Protocol):
         """
 
     def reprioritize(self, index: Tensor, error: Tensor) -> None:
-        """How surprising rows turned out to be (|TD error|); nothing where all rows are equal."""
+        """Set the priorities of rows from their |TD error|; no effect without priorities."""
 
 
 @runtime_checkable
 class Sequences(Stateful, Protocol):
-    """A buffer that remembers frames in their order and gives stretches of them."""
+    """A buffer that stores frames in their order and samples windows of them."""
 
     def ready(self, length: int = 1) -> bool:
-        """True once there is a window of so many frames."""
+        """True once there is a window of `length` frames."""
 
     def window_length(self, most: int) -> int:
         """`most` frames, or as many as the longest episode has."""
@@ -91,7 +91,7 @@ class Sequences(Stateful, Protocol):
         """
 
     def newest(self, length: int) -> Batch | None:
-        """The newest window of one episode, [length, 1, …] or shorter, if any. For looking."""
+        """The newest window of one episode, [length, 1, …] or shorter, if any. For pictures."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class BufferSetup:
 class Act(Protocol):
     """A policy as the collector sees it."""
 
-    def __call__(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def __call__(self, obs: Obs, state: Any, *, deterministic: bool) -> Action:
         """Decide for N environments."""
 
 
@@ -178,7 +178,7 @@ class Imagination(Protocol):
     def start(self, seen: Batch, generator: Generator) -> Any:
         """The states after the last of real frames [T, N, …]; latents may be sampled."""
 
-    def step(self, state: Any, action: Any, generator: Generator) -> tuple[Any, Tensor, Tensor]:
+    def step(self, state: Any, action: object, generator: Generator) -> tuple[Any, Tensor, Tensor]:
         """After actions [N, …]: the states, rewards [N], and continue probabilities [N]."""
 
     def decode(self, state: Any) -> Any:
@@ -189,8 +189,8 @@ class Imagination(Protocol):
 
 
 @dataclass(frozen=True)
-class WorkflowContext:
-    """Everything a workflow may use, handed over once in `initialize`."""
+class AlgorithmContext:
+    """Everything an algorithm may use, passed to `initialize`."""
 
     config: RunConfig
     spec: EnvSpec
@@ -206,3 +206,6 @@ class WorkflowContext:
     def buffer(self, phase: Phase) -> Buffer:
         """The buffer that the phase names, or the first one."""
         return self.buffers[phase["buffer"] or next(iter(self.buffers))]
+
+
+WorkflowContext = AlgorithmContext  # the name in earlier versions

@@ -39,7 +39,7 @@ class Plugin:
             ) from error
 
 
-# kind -> name -> the object itself, or "module:attribute" until somebody asks for it
+# kind -> name -> the object itself, or "module:attribute" until it is asked for
 _entries: dict[str, dict[str, Any]] = {}
 local_folders: set[str] = set()  # of the user's own files: worker processes import from there
 _targets: dict[tuple[str, str], Any] = {}  # (kind, the `_target_` of a configuration) -> class
@@ -77,12 +77,12 @@ def register(kind: str, name: str) -> Callable[[T], T]:
     return decorate
 
 
-def provide(kind: str, name: str, item: Any) -> None:
+def provide(kind: str, name: str, item: object) -> None:
     """Register an object under a name of this process, in place of an earlier one."""
     _entries.setdefault(kind, {})[name] = item
 
 
-def name_of(kind: str, item: Any) -> str | None:
+def name_of(kind: str, item: object) -> str | None:
     """The name under which an object is registered; None if it is not. Nothing is imported."""
     path = _path(item)
     known = _entries.get(kind, {}).items()
@@ -117,7 +117,7 @@ def get(kind: str, name: str) -> Any:
     return known[name]
 
 
-def of(kind: str, config: Any) -> Any:
+def of(kind: str, config: object) -> Any:
     """The class that a validated block chose: by its `_target_`, its `type` or its `name`."""
     chosen = vars(config)
     if "_target_" in chosen:
@@ -125,7 +125,7 @@ def of(kind: str, config: Any) -> Any:
     return get(kind, chosen["type"] if "type" in chosen else chosen["name"])
 
 
-def remember(kind: str, target: str, item: Any) -> None:
+def remember(kind: str, target: str, item: object) -> None:
     """Let `of` find a class that a configuration named by `_target_`."""
     _targets[kind, target] = item
 
@@ -185,7 +185,7 @@ def _found() -> dict[tuple[str, str], Plugin]:
     return _plugins
 
 
-def _taken(kind: str, name: str, item: Any) -> bool:
+def _taken(kind: str, name: str, item: object) -> bool:
     known = _entries.get(kind, {}).get(name)
     return known is not None and _path(known) != _path(item)
 

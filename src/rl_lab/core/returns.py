@@ -15,7 +15,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> Tensor:
-    """Generalised advantage estimation (Schulman et al. 2016). All [T, N], returns [T, N].
+    """Generalized advantage estimation (Schulman et al. 2016). All [T, N], returns [T, N].
 
     `next_value` is V of where the step really ended. Terminated rows lose the bootstrap, truncated
     rows keep it, and both cut the trace: the next row belongs to another episode.

@@ -49,7 +49,7 @@ class RunningMoments:
 
 
 class RewardNormalizer:
-    """Divides rewards by the running deviation of the discounted return (never centres them)."""
+    """Divides rewards by the running deviation of the discounted return (never centers them)."""
 
     def __init__(self, num_envs: int, clip: float = 10.0) -> None:
         self.moments = RunningMoments(())

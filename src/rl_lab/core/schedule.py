@@ -9,7 +9,7 @@ A schedule is a pure function of the step, so there is nothing to save and nothi
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -95,7 +95,10 @@ def parse_schedule(value: object) -> Schedule | None:
     if isinstance(value, Schedule):
         return value
     if isinstance(value, str) and value.startswith("lin_"):
-        return Schedule(start=float(value.removeprefix("lin_")))
+        try:
+            return Schedule(start=float(value.removeprefix("lin_")))
+        except ValueError as error:
+            raise ValueError(f"write a number after lin_, as in lin_3e-4, not '{value}'") from error
     if isinstance(value, Mapping) and "start" in value:
         keys = {"from": "begin", "to": "finish", "schedule": "shape"}
         renamed = {keys.get(str(key), str(key)): each for key, each in value.items()}
@@ -148,7 +151,7 @@ def extremes(value: float | Schedule) -> tuple[float, float]:
     return value, value
 
 
-def _map_schedules(config: Config, change: Any) -> Config:
+def _map_schedules(config: Config, change: Callable[[Schedule], Any]) -> Config:
     changes: dict[str, Any] = {}
     for name, value in vars(config).items():  # called at every update: no detours by `fields`
         if isinstance(value, Schedule):

@@ -133,7 +133,7 @@ class EnvironmentConfig(Options):
         "auto",
         "sync: a loop in this process; native: the environment's own vector; "
         "process: supervised worker processes; envpool: EnvPool's C++ threads; torch: our own "
-        "vectorised classic control, which can be compiled together with the policy; "
+        "vectorized classic control, which can be compiled together with the policy; "
         "auto: torch for classic control (4 or more environments, or compiled), native for "
         "bandits, otherwise sync or process by a short measurement",
     )
@@ -152,7 +152,7 @@ class EnvironmentConfig(Options):
         [], "wrappers, innermost first: [{id: MaskObservation, indices: [1, 3]}]"
     )
     normalize_obs: Literal[False, True, "running", "static"] = option(
-        False, "normalise observations: by running statistics (= true), or static: by their bounds"
+        False, "normalize observations: by running statistics (= true), or static: by their bounds"
     )
     normalize_reward: bool = option(False, "divide rewards by the deviation of the running return")
     max_episode_steps: int | None = option(
@@ -162,7 +162,7 @@ class EnvironmentConfig(Options):
     snapshot: Literal["auto", "replay", "reset"] = option(
         "auto",
         "how a resumed run goes on: auto captures the state, or replays where that is known to be "
-        "exact; replay: seed and actions again, in an object made anew for every episode; "
+        "exact; replay: seed and actions again, in a new object for every episode; "
         "reset: new episodes, inexact",
     )
 
@@ -208,7 +208,12 @@ class EvaluationConfig(Options):
         low=0,
     )
     episodes: int = option(20, "episodes of one evaluation", low=1)
-    num_envs: int = option(8, "environments that share the episodes", low=1)
+    num_envs: Literal["auto"] | int = option(
+        "auto",
+        "environments that share the episodes; auto: 8, or for vectorised classic control one for "
+        "each episode",
+        low=1,
+    )
     deterministic: bool = option(True, "act greedily, or sample")
     warmup_steps: int = option(0, "no evaluation before this many environment steps", low=0)
     stop_at: float | None = option(None, "stop the run when eval/return_mean reaches this")

@@ -67,7 +67,7 @@ class Streams:
         return any(each is generator for each in (*self._numpy.values(), *self._torch.values()))
 
     def reseed(self, purpose: str) -> None:
-        """Start every stream anew for a purpose; the run itself has the purpose ``""``."""
+        """Start every stream again for a purpose; the run itself has the purpose ``""``."""
         key = self._key(purpose)
         random.seed(integer(self.seed, f"{purpose}python", *key))
         np.random.seed(integer(self.seed, f"{purpose}numpy", *key))
@@ -79,7 +79,7 @@ class Streams:
             generator.manual_seed(integer(self.seed, purpose + name, *key))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Another future from here: every stream of the run itself starts anew, by this number."""
+        """Another future from here: every stream of the run itself starts again, by this number."""
         self.epoch = epoch
         self.reseed("")
 
@@ -97,7 +97,7 @@ class Streams:
             yield
         finally:
             self._purpose = before
-            self.reseed(before)  # streams that did not exist before begin anew
+            self.reseed(before)  # streams that did not exist before begin again
             self.load_state_dict(saved)
 
     def state_dict(self) -> dict[str, Any]:

@@ -81,4 +81,5 @@ class EnvSpec:
     action: Space
     max_episode_steps: int | None = None
     reward_threshold: float | None = None
+    optimum: float | None = None  # expected return of the best policy, where it is known
     stack: int = 1  # frames of the past that an observation is made of, the newest last

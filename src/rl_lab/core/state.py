@@ -16,7 +16,7 @@ from rl_lab.core.chunks import Chunk, Log
 Tree = Any
 
 TENSOR, ARRAY = "__tensor__", "__array__"
-NUMBERED = "__numbered__"  # a dict with integer keys, as torch's own optimisers have
+NUMBERED = "__numbered__"  # a dict with integer keys, as torch's own optimizers have
 LOG = "__log__"
 
 
@@ -35,14 +35,14 @@ def split(tree: Tree, *, inline: bool = True) -> tuple[dict[str, Tensor], Tree]:
     """A flat dict of tensors by path, and the JSON skeleton that says where each belongs.
 
     The rows of a `Log` are tensors like any others, however they are cut into chunks. Not `inline`,
-    only the names of its chunks are told, whose files somebody else has written.
+    only the names of its chunks are given, whose files another writer has written.
     """
     tensors: dict[str, Tensor] = {}
     return tensors, _split(tree, "", tensors, inline)
 
 
 def join(tensors: Mapping[str, Tensor], skeleton: Tree) -> Tree:
-    """The inverse of `split`; chunks that were only named wait for somebody who can load them."""
+    """The inverse of `split`; chunks that were only named wait for a loader."""
     if isinstance(skeleton, dict):
         if TENSOR in skeleton:
             return tensors[skeleton[TENSOR]]

@@ -22,7 +22,7 @@ def copied(tree: Leaves) -> Leaves:
     return map_leaves(lambda leaf: leaf.copy(), tree)
 
 
-def assign(rows: Leaves, index: Any, values: Leaves) -> None:
+def assign(rows: Leaves, index: object, values: Leaves) -> None:
     """`rows[index] = values`, leaf by leaf."""
     if isinstance(rows, dict):
         for key, row in rows.items():
@@ -31,7 +31,7 @@ def assign(rows: Leaves, index: Any, values: Leaves) -> None:
         rows[index] = values
 
 
-def picked(tree: Leaves, index: Any) -> Leaves:
+def picked(tree: Leaves, index: object) -> Leaves:
     """`tree[index]`, leaf by leaf."""
     if isinstance(tree, dict):
         return {key: picked(each, index) for key, each in tree.items()}
@@ -63,6 +63,6 @@ def first_leaf(tree: Leaves) -> Any:
     return tree
 
 
-def rows_at(table: Any, index: Any) -> Any:
+def rows_at(table: Tensor, index: Tensor) -> Any:
     """The rows of a table by their numbers; after its end it begins again."""
     return table[index % len(table)]

@@ -1,4 +1,4 @@
-"""Returns as distributions: fixed atoms with learned chances (C51), or learned quantiles (QR-DQN).
+"""Distributions of returns: learned probabilities of fixed atoms (C51), or quantiles (QR-DQN).
 
 Bellemare et al. 2017 (arXiv:1707.06887) and Dabney et al. 2018 (arXiv:1710.10044). Pure functions;
 K is the number of atoms or quantiles. The value of an action is the mean of its distribution.
@@ -27,8 +27,8 @@ def support(value_range: Sequence[float], count: int, device: torch.device | str
     return torch.linspace(value_range[0], value_range[1], count, device=device)
 
 
-def project(chances: Tensor, places: Tensor, atoms: Tensor) -> Tensor:
-    """Masses `chances` [..., K] at `places` [..., K], moved onto the atoms [K] (C51, eq. 7).
+def project(probabilities: Tensor, places: Tensor, atoms: Tensor) -> Tensor:
+    """Masses `probabilities` [..., K] at `places` [..., K], moved onto the atoms [K] (C51, eq. 7).
 
     Each is shared by the two atoms beside it, by how near they are, so the mean stays as it was;
     what lies beyond the range goes to its end. As a product with all pairs of places and atoms:
@@ -39,11 +39,11 @@ def project(chances: Tensor, places: Tensor, atoms: Tensor) -> Tensor:
     position = ((places - atoms[0]) / spacing).clamp(0, last).unsqueeze(-2)  # in atoms, [..., 1, K]
     index = torch.arange(last + 1, device=atoms.device).unsqueeze(-1)
     share = (1 - (position - index).abs()).relu()  # [..., atom, place]
-    return (share * chances.unsqueeze(-2)).sum(-1)
+    return (share * probabilities.unsqueeze(-2)).sum(-1)
 
 
 def categorical_loss(logits: Tensor, goal: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropy [...] of logits [..., K] with chances `goal`, and their divergence (KL).
+    """Cross-entropy [...] of logits [..., K] with probabilities `goal`, and their divergence (KL).
 
     The divergence is the cross-entropy without the goal's own entropy: 0 where both are the same.
     """

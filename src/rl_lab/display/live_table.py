@@ -37,7 +37,7 @@ class LiveTable:
 
     @property
     def can_draw(self) -> bool:
-        """Whether somebody sits before a terminal that can show it."""
+        """Whether stderr is a terminal that can show it."""
         console = self.console
         usable = console.is_terminal and not console.is_dumb_terminal
         return usable and console.encoding.startswith("utf")

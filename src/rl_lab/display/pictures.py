@@ -75,8 +75,8 @@ def _add(axes: Any, layer: Layer) -> None:
         case Lines():
             labels = layer.labels or [""] * len(layer.paths)
             for index, (path, label) in enumerate(zip(layer.paths, labels, strict=True)):
-                colour = f"C{index}" if layer.labels else "C0"
-                axes.plot(path[:, 0], path[:, 1], color=colour, linewidth=1.0, label=label)
+                color = f"C{index}" if layer.labels else "C0"
+                axes.plot(path[:, 0], path[:, 1], color=color, linewidth=1.0, label=label)
             if layer.labels:
                 axes.legend()
         case Points():
@@ -96,8 +96,8 @@ def contact_sheet(strips: Sequence[Array]) -> Array:
     """Strips [T, C, H, W] as one image [rows, columns, 3]: time runs to the right."""
     rows = []
     for strip in strips:
-        colours = strip if strip.shape[1] == 3 else np.repeat(strip.mean(1, keepdims=True), 3, 1)
-        rows.append(np.concatenate(list(colours.transpose(0, 2, 3, 1)), axis=1))
+        colors = strip if strip.shape[1] == 3 else np.repeat(strip.mean(1, keepdims=True), 3, 1)
+        rows.append(np.concatenate(list(colors.transpose(0, 2, 3, 1)), axis=1))
     return np.clip(np.concatenate(rows), 0.0, 1.0)
 
 

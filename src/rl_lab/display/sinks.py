@@ -107,7 +107,7 @@ class Sinks:
             try:
                 call(sink)
             except Exception as error:  # noqa: BLE001 - third-party code; no display is worth a run
-                if sink in self.sinks:  # else it failed again while its own failure was told
+                if sink in self.sinks:  # else it failed again while its own failure was reported
                     self.sinks.remove(sink)
                     with suppress(Exception):  # it has failed already; its threads should go
                         sink.close()
@@ -192,7 +192,7 @@ class TensorBoardSink(Sink):
         _write_event(file, step=step, summary=Summary(value=values))
 
 
-def _write_event(file: BufferedWriter, **fields: Any) -> None:
+def _write_event(file: BufferedWriter, **fields: object) -> None:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.summary.writer.record_writer import RecordWriter
 

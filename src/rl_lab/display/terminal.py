@@ -26,7 +26,7 @@ PLAIN_SHARE, PLAIN_SECONDS = 0.05, 15.0  # a plain line after this much progress
 
 
 def is_watched() -> bool:
-    """True in a terminal and in a notebook: somebody reads along."""
+    """True in a terminal and in a notebook: output is watched."""
     from rich.console import Console
 
     console = Console()
@@ -300,6 +300,6 @@ class TerminalView(Sink):
         while not self._over.wait(TICK_SECONDS):
             try:
                 self._live.refresh()
-            except Exception as error:  # noqa: BLE001 - told by the next `write`, in the main thread
+            except Exception as error:  # noqa: BLE001 - raised by the next `write`, in the main thread
                 self._failure = error
                 return

@@ -23,7 +23,7 @@ GIF_FPS = 50  # a faster GIF is shown by many viewers at 10 frames per second
 
 
 class Encoder(Protocol):
-    """What turns frames [H, W, 3], bytes in colour and all of one size, into a file."""
+    """What turns frames [H, W, 3], bytes in color and all of one size, into a file."""
 
     def add(self, frame: Array) -> None:
         """The next frame."""

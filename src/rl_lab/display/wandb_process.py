@@ -14,7 +14,7 @@ from rl_lab.display.wandb import INSTALL, ORPHAN_SECONDS, STEP_AXIS
 def serve(rows: IO[str], answers: int) -> int:
     """Open the run that the first line asks for, log every row, finish at the end of input."""
 
-    def answer(**facts: Any) -> None:
+    def answer(**facts: object) -> None:
         os.write(answers, json.dumps(facts).encode() + b"\n")
 
     try:

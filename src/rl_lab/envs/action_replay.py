@@ -1,7 +1,7 @@
 """Snapshot level E1: an episode is its seed and its actions, played again in a fresh environment.
 
 For simulators whose memory cannot be read, such as Box2D. Exact if the environment is a function of
-its seed and actions; `rl_lab.envs.check` proves it. The object is made anew for every episode, in
+its seed and actions; `rl_lab.envs.check` proves it. The object is made again for every episode, in
 every run: some simulators carry memory from one episode into the next.
 """
 

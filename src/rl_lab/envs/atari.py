@@ -1,7 +1,7 @@
 """ale_py's own vector of Atari games: emulation and preprocessing in C++, `vectorization: native`.
 
-It shows grey frames of 84 x 84, the last four of them, where a single `ALE/…` environment shows
-one frame in colour: the two are different tasks, and no choice of `auto` goes from one to the
+It shows gray frames of 84 x 84, the last four of them, where a single `ALE/…` environment shows
+one frame in color: the two are different tasks, and no choice of `auto` goes from one to the
 other.
 """
 

@@ -2,8 +2,8 @@
 
 `Arms` is N bandits at once. `BanditVector` makes a vector of them, which is what a testbed of a
 thousand bandits needs; `Bandit` makes a Gymnasium environment of one, for wrappers and for users.
-How good the arms really are is told beside the transition, as measures that are logged and that no
-agent sees.
+The expected rewards of the arms are returned beside the transition, as measures that are logged and
+that no agent sees.
 """
 
 import inspect
@@ -58,11 +58,11 @@ class Settings:
         if self.stds.min() < 0 or self.drift < 0:
             raise UserError(f"{ID}: stds and drift must not be negative")
         if self.binary and given is not None and (given.min() < 0 or given.max() > 1):
-            raise UserError(f"{ID}: with rewards=bernoulli, means are chances within [0, 1]")
+            raise UserError(f"{ID}: with rewards=bernoulli, means are probabilities within [0, 1]")
 
 
 def make_settings(arguments: Mapping[str, Any]) -> Settings:
-    """Of `environment.kwargs`; an argument that does not exist is told with the nearest one."""
+    """Of `environment.kwargs`; an unknown argument is an error that names the nearest one."""
     known = inspect.signature(Settings).parameters
     for name in arguments:
         if name not in known:
@@ -132,7 +132,7 @@ class BanditVector:
     snapshot_level = "E0"
 
     def __init__(
-        self, seeds: Sequence[int], max_steps: int | None = None, **arguments: Any
+        self, seeds: Sequence[int], max_steps: int | None = None, **arguments: object
     ) -> None:
         if not seeds:
             raise ValueError("a vector needs at least one seed")
@@ -150,7 +150,7 @@ class BanditVector:
         self._random = np.random.Generator(np.random.PCG64())
 
     def reset(self, seeds: Sequence[int] | None = None) -> Array:
-        """Start every episode anew; with seeds, and the first time, with new bandits."""
+        """Reset every environment; with seeds, and the first time, with new bandits."""
         seed = joint_seed(self._episodes.start(seeds))
         if seed is not None:
             self._random = np.random.Generator(np.random.PCG64(seed))
@@ -210,7 +210,7 @@ class Bandit(gym.Env[np.int64, np.int64]):
 
     measures = ("reward", "regret", "optimal")
 
-    def __init__(self, render_mode: str | None = None, **arguments: Any) -> None:
+    def __init__(self, render_mode: str | None = None, **arguments: object) -> None:
         self.render_mode = render_mode
         self.arms = Arms(1, make_settings(arguments))
         self.drawn = False

@@ -186,7 +186,7 @@ class _Trial:
     def _doubt(self, about: str, sentence: str) -> None:
         self.doubts.setdefault(about, sentence)
 
-    def _action(self, space: Any, frame: Any, count: int) -> Any:
+    def _action(self, space: gym.Space[Any], frame: object, count: int) -> Any:
         if isinstance(space, spaces.Discrete) and isinstance(frame, Mapping):
             mask = frame.get(ACTION_MASK)
             if mask is not None:

@@ -11,11 +11,11 @@ PAPER = (245, 245, 240)
 
 
 class Disc(NamedTuple):
-    """A coloured disc, in the units of the world."""
+    """A colored disc, in the units of the world."""
 
-    centre: NDArray[np.floating]  # (x, y)
+    center: NDArray[np.floating]  # (x, y)
     radius: float
-    colour: tuple[int, int, int]
+    color: tuple[int, int, int]
 
 
 def draw(discs: Sequence[Disc], limit: float) -> NDArray[np.uint8]:
@@ -28,7 +28,7 @@ def draw(discs: Sequence[Disc], limit: float) -> NDArray[np.uint8]:
     pixel = 2 * reach / SIZE
     picture = np.full((SIZE, SIZE, 3), PAPER, np.float64)
     for disc in discs:
-        distance = np.hypot(axis - disc.centre[0], -axis[:, None] - disc.centre[1])
+        distance = np.hypot(axis - disc.center[0], -axis[:, None] - disc.center[1])
         cover = np.clip((disc.radius - distance) / pixel + 0.5, 0.0, 1.0)[..., None]
-        picture += (np.array(disc.colour) - picture) * cover
+        picture += (np.array(disc.color) - picture) * cover
     return np.rint(picture).astype(np.uint8)

@@ -1,7 +1,7 @@
 """The proof of a snapshot level: what a second process continues must equal what the first one saw.
 
 The first process plays a vector, saves it at five points and writes down every byte that follows.
-The second one makes the vector anew, loads each state, takes the same actions and writes its own
+The second one makes the vector again, loads each state, takes the same actions and writes its own
 bytes. The process-wide random generators are seeded, saved and loaded with it, as in a run.
 """
 

@@ -53,7 +53,7 @@ class Advanced(NamedTuple):
 def advance(
     task: Task, state: Numbers, elapsed: Numbers, action: Numbers, uniform: Numbers, max_steps: int
 ) -> Advanced:
-    """One step; episodes that end start anew, from their row of `uniform` [N, S]."""
+    """One step; episodes that end start again, from their row of `uniform` [N, S]."""
     return _restart(task, _move(task, state, elapsed, action, max_steps), uniform)
 
 
@@ -316,7 +316,7 @@ class ClassicVector:
         self._before_block: dict[str, Any] = dict(self._generator.bit_generator.state)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Array:
-        """Start every episode anew, with new seeds if given; the first observations [N, O]."""
+        """Reset every environment, with new seeds if given; the first observations [N, O]."""
         seed = joint_seed(self._episodes.start(seeds))
         if seed is not None:
             self._generator = np.random.Generator(np.random.PCG64(seed))

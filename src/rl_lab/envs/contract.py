@@ -4,8 +4,9 @@ A wrong number of values, a wrong kind, shape or key is an error. Numbers that f
 that lie outside of a Box, are a warning.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +14,7 @@ from gymnasium import spaces
 
 from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
+from rl_lab.core.failure import defined_at
 
 RESET, STEP = "reset", "step"
 _VALUES = {
@@ -27,6 +29,21 @@ class ContractError(UserError):
     """An environment returned something that it may not return."""
 
 
+def check_signature(env: gym.Env[Any, Any], id: str) -> None:
+    """Refuse a `reset` that cannot be called as Gymnasium's wrappers call it."""
+    try:
+        signature = inspect.signature(env.reset)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(seed=None, options=None)
+    except TypeError as error:
+        raise ContractError(
+            f"'{id}': {defined_at(env.reset)}() cannot be called with a seed and options: write "
+            "def reset(self, *, seed=None, options=None)"
+        ) from error
+
+
 class Contract:
     """The checks of one environment; `number` is its place in the vector."""
 
@@ -34,7 +51,7 @@ class Contract:
         self.space, self.id, self.number = space, id, number
         self._warn = warn
 
-    def check(self, method: str, returned: Any, step: int) -> None:
+    def check(self, method: str, returned: object, step: int) -> None:
         """Everything that `reset` or `step` returned; the first breach is a `ContractError`."""
         self._at = f"'{self.id}': {method}() of environment {self.number}"
         self._when = f" at step {step}" if method == STEP or step else ""
@@ -73,7 +90,7 @@ class Contract:
         else:
             self._check_leaf(space, value, name)
 
-    def _check_keys(self, wanted: list[Any], value: Any, name: str) -> None:
+    def _check_keys(self, wanted: list[Any], value: object, name: str) -> None:
         if not isinstance(value, Mapping):
             self._refuse(f"{_part(name)} that is {_kind(value)}", f"a dict with {_keys(wanted)}")
         if set(value) != set(wanted):
@@ -99,7 +116,9 @@ class Contract:
         elif isinstance(space, spaces.MultiBinary):
             self._check_bounds(array, np.zeros(shape), np.ones(shape), name)
 
-    def _check_indices(self, space: Any, array: Array, name: str) -> None:
+    def _check_indices(
+        self, space: spaces.Discrete | spaces.MultiDiscrete, array: Array, name: str
+    ) -> None:
         count = space.n if isinstance(space, spaces.Discrete) else space.nvec
         low, high = np.asarray(space.start), np.asarray(space.start) + np.asarray(count) - 1
         if array.dtype.kind == "f" and not np.array_equal(array, np.floor(array)):
@@ -108,7 +127,7 @@ class Contract:
             limits = f"{_shown(low)} to {_shown(high)}"
             self._refuse(f"{_part(name)} of {_shown(array)}", f"an index from {limits}")
 
-    def _check_dtype(self, array: Array, dtype: Any, name: str, *, listed: bool) -> None:
+    def _check_dtype(self, array: Array, dtype: np.dtype[Any], name: str, *, listed: bool) -> None:
         got = "numbers without a dtype" if listed else str(array.dtype)
         floats = array.dtype.kind == dtype.kind == "f"
         with np.errstate(invalid="ignore"):
@@ -133,7 +152,7 @@ class Contract:
         got = f"{_part(name)} of {array[at]:g}{where}{more}"
         self._doubt(f"{name} bounds", got, f"{limits}: widen observation_space, or clip")
 
-    def _refuse(self, got: str, expected: str) -> None:
+    def _refuse(self, got: str, expected: str) -> NoReturn:
         raise ContractError(self._sentence(got, expected))
 
     def _doubt(self, about: str, got: str, expected: str) -> None:
@@ -147,7 +166,7 @@ def _part(name: str) -> str:
     return f"an observation part '{name}'" if name else "an observation"
 
 
-def _keys(keys: Any) -> str:
+def _keys(keys: Iterable[object]) -> str:
     return f"the keys {', '.join(sorted(str(key) for key in keys))}"
 
 

@@ -8,6 +8,7 @@ package is imported when one is made.
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -114,7 +115,7 @@ class SuiteEnv(gym.Env[Array, Array]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
-        """A new episode; with a seed, the task's generator starts anew."""
+        """A new episode; with a seed, the task's generator starts again."""
         super().reset(seed=seed)
         if seed is not None or not self.seeded:
             self.random.seed(self.np_random.integers(0, 2**32, 8, dtype=np.uint32))
@@ -194,6 +195,6 @@ def _load(domain: str, task: str, arguments: object, settings: object) -> Any:
     return suite.load(domain, task, task_kwargs=arguments, environment_kwargs=settings)
 
 
-def _flat(observation: Any) -> Array:
+def _flat(observation: Mapping[str, Array]) -> Array:
     parts = [np.ravel(part) for part in observation.values()]
     return np.concatenate(parts, dtype=np.float32, casting="same_kind")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from rl_lab.core.batch import Array, Batch
+from rl_lab.core.batch import Array, Batch, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Imagination
 from rl_lab.core.tree import first_leaf, map_leaves, picked
@@ -91,8 +91,8 @@ class DreamEnv(gym.Env[Any, Any]):
         )
 
 
-def as_shown(space: gym.Space[Any], looks: Any, name: str = "") -> Any:
-    """What a model shows, a tensor or several by name, as the environment that was learnt does."""
+def as_shown(space: gym.Space[Any], looks: Obs, name: str = "") -> Any:
+    """What a model shows, a tensor or several by name, as the environment that was learned does."""
     inner = f"{name}/" if name else ""
     if isinstance(space, spaces.Dict):
         return {key: as_shown(part, looks, f"{inner}{key}") for key, part in space.items()}

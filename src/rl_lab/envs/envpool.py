@@ -27,7 +27,7 @@ _LIMITLESS = ("CliffWalking", "Catch")  # tasks that ignore a limit, and then te
 
 
 class Pool(gym.vector.VectorEnv[Any, Any, Any]):
-    """A pool of `count` environments that can be seeded at every `reset`, by being made anew."""
+    """A pool of `count` environments that can be seeded at every `reset`, by making it again."""
 
     def __init__(self, id: str, count: int, threads: int, max_episode_steps: int | None) -> None:
         self.num_envs = count
@@ -58,7 +58,7 @@ class Pool(gym.vector.VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Start every episode anew, with generators seeded by `seed` if it is given."""
+        """Reset every environment, with generators seeded by `seed` if it is given."""
         if self._pool is None or seed is not None:
             self.close()
             material = np.random.SeedSequence(seed).generate_state(self.num_envs)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ class Pool(gym.vector.VectorEnv[Any, Any, Any]):
         frames, reward, terminated, truncated, info = self._pool.step(actions)
         return frames, reward, terminated, truncated, info
 
-    def close(self, **kwargs: Any) -> None:
+    def close(self, **kwargs: object) -> None:
         """End the threads."""
         if self._pool is not None:
             self._pool.close()

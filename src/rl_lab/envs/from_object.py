@@ -37,7 +37,7 @@ class GivenEnvironment:
     max_episode_steps: int | None = None
 
 
-def describe_object(env: Any) -> GivenEnvironment:
+def describe_object(env: object) -> GivenEnvironment:
     """The id under which a configuration can name an environment object.
 
     Copies are made of what is given: an instance by its Gymnasium spec, a class or a factory by a
@@ -121,7 +121,7 @@ def _of_factory(factory: Callable[[], Any]) -> GivenEnvironment:
     return _local(name, factory)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether config.yaml can hold it."""
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())

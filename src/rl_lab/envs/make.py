@@ -22,26 +22,38 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.failure import located
 from rl_lab.core.protocols import VectorEnv
 from rl_lab.core.schema import EnvironmentConfig
-from rl_lab.envs import atari, bandit, dmc, envpool, mujoco
+from rl_lab.envs import atari, bandit, dmc, envpool, minigrid, mujoco, worlds
 from rl_lab.envs.action_replay import Forgotten, Replayed
 from rl_lab.envs.classic import TASKS, ClassicVector
+from rl_lab.envs.contract import check_signature
 from rl_lab.envs.process import ProcessVector, usable_cores
+from rl_lab.envs.spaces import describe
 from rl_lab.envs.vector import GymnasiumVector, NativeCartPole, SyncVector
 from rl_lab.envs.worker import Make
+from rl_lab.envs.worlds.world import WorldVector
 from rl_lab.envs.wrappers import check_wrappers, wrap
 
 COUNTER_ID = "rl_lab/Counter-v0"
 FEW = 4  # environments: fewer are stepped faster one by one than as arrays
 # Native vectors that we reset and save ourselves.
-OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1", bandit.ID)
+OWN_RESET_IDS = ("CartPole-v0", "CartPole-v1", bandit.ID, *worlds.WORLDS)
+
+# It pins an old Gymnasium, and works with this one.
+_MEMORY_GYM = ("memory_gym", "--no-deps memory-gym==1.0.2")
 
 # Where ids come from that Gymnasium does not know until a package is imported: how an id begins
 # -> the module, and what installs it.
 _PACKAGES = {
     "ALE": ("ale_py", "'rl-lab[atari]'"),
-    "BabyAI": ("minigrid", "minigrid"),
-    "MiniGrid": ("minigrid", "minigrid"),
+    "BabyAI": ("minigrid", "'rl-lab[minigrid]'"),
+    "MiniGrid": ("minigrid", "'rl-lab[minigrid]'"),
+    "Endless": _MEMORY_GYM,
+    "MortarMayhem": _MEMORY_GYM,
+    "MortarMayhemB": _MEMORY_GYM,
+    "MysteryPath": _MEMORY_GYM,
+    "SearingSpotlights": _MEMORY_GYM,
     "Vizdoom": ("vizdoom", "vizdoom"),
+    "popgym": ("popgym", "'rl-lab[popgym]'"),
 }
 
 # Where an environment's code lives -> the extra of ours that installs what it needs.
@@ -50,6 +62,8 @@ _EXTRAS = {
     "gymnasium.envs.mujoco": "mujoco",
     "rl_lab.envs.dmc": "dmc",
     "ale_py": "atari",
+    "minigrid": "minigrid",
+    "popgym": "popgym",
 }
 _OWN = "; for one of your own: --plugin FILE.py, or module:Id"
 _REPLAYED = "gymnasium.envs.box2d"  # deterministic, and its memory cannot be read
@@ -62,6 +76,7 @@ if COUNTER_ID not in gym.registry:
         gym.register(id, point_goal, max_episode_steps=50, kwargs={"discrete": discrete})
     gym.register("PixelTrack-v0", "rl_lab.envs.track:PixelTrackEnv", max_episode_steps=100)
     gym.register(bandit.ID, "rl_lab.envs.bandit:Bandit")
+    worlds.register()
     dmc.register()
 
 
@@ -98,6 +113,9 @@ def make_vector(
     registered = find(config.id)
     if config.id == bandit.ID:
         return bandit.BanditVector(seeds, config.max_episode_steps, **config.kwargs)
+    if _is_world(registered):
+        one = _make(config, registered)
+        return WorldVector(one, seeds, config.id, config.max_episode_steps)
     if registered.vector_entry_point is None:
         raise UserError(
             f"'{config.id}' has no native vector: use environment.vectorization=sync (or auto)"
@@ -124,7 +142,7 @@ def resolve_vectorization(config: EnvironmentConfig, *, compiled: bool = False) 
     if config.vectorization != "auto":
         return config.vectorization
     plain = not config.wrappers and config.snapshot == "auto"
-    if plain and config.id == bandit.ID:
+    if plain and (config.id == bandit.ID or _is_world(find(config.id))):
         return "native"
     plain = plain and not config.kwargs
     plain = plain and (compiled or config.num_envs >= FEW)
@@ -132,11 +150,16 @@ def resolve_vectorization(config: EnvironmentConfig, *, compiled: bool = False) 
 
 
 def _is_gymnasiums(id: str) -> bool:
-    """False if somebody has registered a task of their own under the name of a classic one."""
+    """False if another package has registered a task under the name of a classic one."""
     registered = find(id)
     return defined_in(registered).startswith("gymnasium.envs.classic_control") and not (
         registered.kwargs
     )
+
+
+def _is_world(registered: Registered) -> bool:
+    """Whether an environment is one of `envs/worlds`, which have a vector of their own."""
+    return defined_in(registered).startswith(worlds.__name__)
 
 
 def single_spaces(config: EnvironmentConfig) -> tuple[Space[Any], Space[Any]]:
@@ -172,9 +195,12 @@ def list_environments(text: str = "") -> list[str]:
 
 def families() -> list[tuple[str, str, bool]]:
     """Ids that only a search lists: how they begin, what installs them, and if that is done."""
+    starts: dict[tuple[str, str], list[str]] = {}
+    for start, package in _PACKAGES.items():
+        starts.setdefault(package, []).append(start)
     return [
-        (start, package.strip("'"), importlib.util.find_spec(module) is not None)
-        for start, (module, package) in _PACKAGES.items()
+        (", ".join(each), package.strip("'"), importlib.util.find_spec(module) is not None)
+        for (module, package), each in starts.items()
     ]
 
 
@@ -183,6 +209,14 @@ def needed_extra(id: str) -> str | None:
     registered = gym.registry.get(id)
     origin = defined_in(registered) if registered else ""
     return next((_EXTRAS[each] for each in _EXTRAS if origin.startswith(each)), None)
+
+
+def optimum(id: str) -> float | None:
+    """Expected return of the best policy in an environment, if it is one of which that is known."""
+    registered = gym.registry.get(id)
+    if registered is None or not _is_world(registered):
+        return None
+    return describe(_make(EnvironmentConfig(id=id), registered), id).optimum
 
 
 def _letters(text: str) -> str:
@@ -208,10 +242,21 @@ def find(id: str) -> Registered:
         if any(each.name == name for each in registry.plugins("env")):
             registry.get("env", name)  # one that does not load says so here, in one line
         return gym.registry[name]
+    if module and name not in gym.registry:
+        raise UserError(_not_in_module(module, name))
     raise UserError(f"unknown environment '{id}'{_advice(name)}")
 
 
-def _is_environment(item: Any) -> bool:
+def _not_in_module(module: str, name: str) -> str:
+    """An environment that a module neither registers nor defines, and those that it does define."""
+    there = [each for each, item in vars(sys.modules[module]).items() if _is_environment(item)]
+    line = f"{module}.py was imported and has no environment '{name}'"
+    if there:
+        return f"{line}: it has {', '.join(there)}"
+    return f"{line}: register it there, or define a class of this name that is a gymnasium.Env"
+
+
+def _is_environment(item: object) -> bool:
     return isinstance(item, type) and issubclass(item, gym.Env)
 
 
@@ -309,13 +354,21 @@ def _make(config: EnvironmentConfig, registered: Registered) -> gym.Env[Any, Any
         if defined_in(registered).startswith("gymnasium.envs.mujoco"):
             mujoco.route_messages()  # some models are complained about while they are made
         # Gymnasium's own checker costs time at every step; ours is `rl-lab check env`.
+        mission_words = arguments.pop("mission_words", None) if _has_words(registered) else None
         env = gym.make(registered, disable_env_checker=True, **arguments)
+        if minigrid.has_mission(env):
+            env = minigrid.MissionTokens(env, mission_words)
     except (gym.error.Error, ImportError, TypeError) as error:
         raise _explained(config, registered, error) from error
+    check_signature(env.unwrapped, config.id)
     if mujoco.is_data(getattr(env.unwrapped, "data", None)):
         mujoco.route_messages()
         env = mujoco.NoSilentReset(env, config.id)
     return env
+
+
+def _has_words(registered: Registered) -> bool:
+    return defined_in(registered).startswith("minigrid.")
 
 
 def _make_native(

@@ -109,7 +109,7 @@ class NoSilentReset(gym.Wrapper[Any, Any, Any, Any]):
             self._judge(base.data, action)
         return result
 
-    def _judge(self, data: Any, action: Any) -> None:
+    def _judge(self, data: Any, action: object) -> None:
         import mujoco
 
         for name, what in _INVALID.items():

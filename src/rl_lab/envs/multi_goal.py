@@ -17,7 +17,7 @@ Position = NDArray[np.float32]
 GOALS = np.array([[5, 0], [-5, 0], [0, 5], [0, -5]], np.float32)  # east, west, north, south
 LIMIT = 7.0  # walls of the world, on both axes
 THRESHOLD = 1.0  # nearer than this is there
-GOAL, POINT = (60, 160, 90), (40, 80, 190)  # colours
+GOAL, POINT = (60, 160, 90), (40, 80, 190)  # colors
 
 
 class MultiGoalEnv(gym.Env[Position, Position]):

@@ -1,4 +1,4 @@
-"""A point that is told where to go: the smallest task with goals, for hindsight replay.
+"""A point with a given goal: the smallest task with goals, for hindsight replay.
 
 It follows the convention of goal environments: a Dict with `observation`, `achieved_goal` and
 `desired_goal`, and `compute_reward`, which pays any achieved goal against any desired one. Steps
@@ -20,7 +20,7 @@ LIMIT = 1.0  # walls of the world, on both axes
 STRIDE = 0.05  # how far one step goes at full speed, on each axis
 THRESHOLD = 0.05  # nearer than this is there
 NEAREST = 0.3  # no goal is nearer to the start than this
-GOAL, POINT = (60, 160, 90), (40, 80, 190)  # colours
+GOAL, POINT = (60, 160, 90), (40, 80, 190)  # colors
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]], np.float32)  # stay, and four ways
 
 
@@ -61,7 +61,7 @@ class PointGoalEnv(gym.Env[Frame, Any]):
         self.goal = goal.astype(np.float32)
         return self._frame(), {}
 
-    def step(self, action: Any) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
+    def step(self, action: NDArray[Any] | int) -> tuple[Frame, float, bool, bool, dict[str, Any]]:
         """One move; the walls hold."""
         move = MOVES[int(action)] if self.discrete else np.clip(action, -1.0, 1.0)
         moved = self.position + STRIDE * move

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize
 from typing import Any, NamedTuple
 
@@ -77,7 +78,7 @@ class ProcessVector:
         step_timeout: float = 60.0,
         restarts: int = 10,
     ) -> None:
-        probe = make()  # bad arguments and spaces are told here, before any process exists
+        probe = make()  # bad arguments and spaces are reported here, before any process exists
         self.spec = describe(probe, id)
         self.goal_reward = goal_reward(probe)
         measures, self.outcomes = declared(probe)
@@ -102,7 +103,7 @@ class ProcessVector:
         self._launch(min(workers or usable_cores(), self.num_envs))
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
-        """Start every episode anew, with new seeds if given; the first observations [N, …]."""
+        """Reset every environment, with new seeds if given; the first observations [N, …]."""
         self._require_open()
         if seeds is not None:
             if len(seeds) != self.num_envs:
@@ -183,7 +184,7 @@ class ProcessVector:
         self._shown = copied(state["shown"])
 
     def _launch(self, count: int) -> None:
-        """Start workers, all at once; whatever fails now is not repaired but told."""
+        """Start workers, all at once; whatever fails now is reported, not repaired."""
         end_workers(self._workers)
         bounds = np.linspace(0, self.num_envs, count + 1).astype(int).tolist()
         with self._closed_if_broken():
@@ -422,8 +423,9 @@ def _as_a_new_process_finds_it() -> Iterator[None]:
         sys.modules["__main__"], sys.path = main, path
 
 
-def _sentinel(process: Any) -> int:
+def _sentinel(process: BaseProcess) -> int:
     """Readable when the process has ended; `process.sentinel` also when the fork server has."""
+    assert process.pid is not None, "the worker was not started"
     try:
         return os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # not Linux, or it has ended already

@@ -1,4 +1,4 @@
-"""One environment that can be looked at: in a window, or picture by picture."""
+"""One environment to show: in a window, or picture by picture."""
 
 import os
 import sys

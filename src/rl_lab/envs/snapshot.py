@@ -14,7 +14,7 @@ import random
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from pathlib import PurePath
@@ -23,6 +23,7 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_lab.core.errors import UserError
@@ -183,10 +184,10 @@ class _Writer:
             return {OBJECT: nodes, "class": _name(kind)}
         raise SnapshotError(f"{path} is a {_name(kind)}, whose state cannot be captured")
 
-    def _items(self, values: Any, path: str) -> list[Tree]:
+    def _items(self, values: Iterable[object], path: str) -> list[Tree]:
         return [self.node(value, f"{path}[{index}]") for index, value in enumerate(values)]
 
-    def _array(self, value: Any, path: str) -> Tree:
+    def _array(self, value: NDArray[Any], path: str) -> Tree:
         if value.dtype.hasobject:
             raise SnapshotError(f"{path} is an array of Python objects and cannot be captured")
         if value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8:

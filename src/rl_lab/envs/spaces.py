@@ -18,7 +18,7 @@ from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Observ
 from rl_lab.envs import atari
 
 Convert = Callable[[Array], Array]
-_SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a grey image
+_SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a gray image
 # Wrappers whose `step` shows every observation as it is inside, by module.
 _SEE_THROUGH = {
     "gymnasium.core": ("Wrapper", "ActionWrapper", "RewardWrapper"),
@@ -46,6 +46,9 @@ def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: s
     limit = registered.max_episode_steps if registered else None
     if registered and isinstance(env, gym.vector.VectorEnv):
         limit = registered.kwargs.get("max_episode_steps", limit)  # `make_vec` puts it there
+    own: Any = env.unwrapped
+    if limit is None:  # an environment that ends its episodes itself
+        limit = getattr(own, "max_episode_steps", None)
     seen = Frames(observation, f"the observation space of '{id}'").space
     return EnvSpec(
         id=id,
@@ -53,6 +56,7 @@ def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: s
         action=action_space(action, f"the action space of '{id}'"),
         max_episode_steps=limit,
         reward_threshold=registered.reward_threshold if registered else None,
+        optimum=getattr(own, "optimum", None),
         stack=_stack(env, seen),
     )
 

@@ -84,7 +84,7 @@ class PixelTrackEnv(gym.Env[Frame, NDArray[np.float32]]):
         times = max(SHOWN // len(frame), 1)
         return frame.repeat(times, 0).repeat(times, 1)
 
-    def _road(self, row: Any) -> Any:
+    def _road(self, row: NDArray[Any] | float) -> Any:
         """Where the middle of the road is, at rows [..., 1] or at one row."""
         return (self.heights * np.sin(2 * np.pi * row / WAVES + self.phases)).sum(-1)
 

@@ -58,7 +58,7 @@ class SyncVector:
         self._doubts: list[tuple[str, str]] = []  # warnings that wait for the next step
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
-        """Start every episode anew, with new seeds if given; the first observations [N, …]."""
+        """Reset every environment, with new seeds if given; the first observations [N, …]."""
         first = self._episodes.resets == 0
         obs = self._frames.empty(self.num_envs)
         given = self._episodes.start(seeds)
@@ -144,7 +144,7 @@ class SyncVector:
     def _level(self) -> str:
         return snapshot.level(self.envs[0])
 
-    def _put_first(self, rows: Obs, row: int, index: int, returned: Any) -> None:
+    def _put_first(self, rows: Obs, row: int, index: int, returned: tuple[Any, Any]) -> None:
         """The frame that environment `index` returned from `reset`, into a row."""
         if self._checked_resets[index] < FIRST_RESETS:
             self._checked_resets[index] += 1
@@ -200,14 +200,14 @@ class GymnasiumVector:
         self._ended = np.zeros(self.num_envs, np.bool_)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Obs:
-        """Start every episode anew, with new seeds if given; the first observations [N, …]."""
+        """Reset every environment, with new seeds if given; the first observations [N, …]."""
         given: Any = self._episodes.start(seeds)
         self._ended = np.zeros(self.num_envs, np.bool_)
         obs, _ = self.env.reset(seed=given if self._one_seed_each else joint_seed(given))
         return self._own(obs)
 
     def step(self, action: Array) -> Step:
-        """One decision per environment, told as real transitions whatever the mode."""
+        """One decision per environment, as real transitions whatever the autoreset mode."""
         self._episodes.require_started()
         frames, rewards, terminations, truncations, infos = self.env.step(self._to_env(action))
         terminated = np.array(terminations, np.bool_)
@@ -238,7 +238,7 @@ class GymnasiumVector:
         return self._episodes.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Start anew on other seeds: the next call must be `reset`."""
+        """Take other seeds: the next call must be `reset`."""
         self._episodes.load_state_dict(state)
         self._episodes.start_afresh()
 
@@ -253,7 +253,7 @@ class GymnasiumVector:
 
 
 class NativeCartPole:
-    """Gymnasium's vectorised CartPole, with the resets done here so that every row is real.
+    """Gymnasium's vectorized CartPole, with the resets done here so that every row is real.
 
     All environments share one generator, seeded by all seeds jointly.
     """
@@ -268,7 +268,7 @@ class NativeCartPole:
         self._episodes = Episodes(seeds)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Array:
-        """Start every episode anew, with new seeds if given; the first observations [N, 4]."""
+        """Reset every environment, with new seeds if given; the first observations [N, 4]."""
         obs, _ = self.env.reset(seed=joint_seed(self._episodes.start(seeds)))
         return np.ascontiguousarray(obs)
 

@@ -77,7 +77,7 @@ class SharedRows:
 def serve(
     pipe: Connection, make: Make, seeds: Sequence[int], id: str, rows: slice, shared: SharedRows
 ) -> None:
-    """The worker's life: answer `(True, answer)` or `(False, what happened)` until told to close.
+    """The worker's life: answer `(True, answer)` or `(False, what happened)` until it is closed.
 
     Ctrl-C and a SIGTERM to the whole group are the trainer's business: it still wants to save.
     """

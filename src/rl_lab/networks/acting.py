@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.core.batch import LOG_PROB, Action, Metrics
+from rl_lab.core.batch import LOG_PROB, Action, Metrics, Obs
 from rl_lab.core.protocols import Policy
 from rl_lab.core.seeding import Streams
 from rl_lab.core.spec import Box
@@ -32,7 +32,7 @@ class ActingPolicy:
         """The fastest way to act with this network, and its streams of random numbers."""
         return cls(model, fast_policy(model), rng.numpy("actions"), rng.torch("actions", device))
 
-    def act(self, obs: Any, state: Any, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: Any, *, deterministic: bool) -> Action:
         """Sample, or take the mode; memories move one step on. `obs` may be numpy or torch."""
         if self.numpy is not None:
             generator = None if deterministic else self.numpy_rng

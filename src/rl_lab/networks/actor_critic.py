@@ -20,10 +20,11 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Policy
 from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
-from rl_lab.core.tree import picked, where_rows
+from rl_lab.core.tree import picked
 from rl_lab.networks.cnn import is_image
 from rl_lab.networks.encoder import make_encoder
-from rl_lab.networks.mlp import linear, mlp
+from rl_lab.networks.memory.episodes import with_last_frames
+from rl_lab.networks.mlp import as_vector, linear, mlp, vector_size
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
 _IMAGES_AT_ONCE = 1024  # rows of a rollout that are looked at in one go
@@ -94,7 +95,12 @@ class ActorCritic(nn.Module):
     """Policy and value function of one observation space and one action space."""
 
     def __init__(
-        self, config: NetworkConfig, spec: EnvSpec, normalize_obs: NormalizeObs = "off"
+        self,
+        config: NetworkConfig,
+        spec: EnvSpec,
+        normalize_obs: NormalizeObs = "off",
+        *,
+        reconstructs: bool = False,
     ) -> None:
         super().__init__()
         self.has_memory = config.memory.type != "none"
@@ -109,6 +115,10 @@ class ActorCritic(nn.Module):
         self.actor = PolicyHead(config.actor, width, spec.action, config.log_std_init)
         self.critic_hidden = mlp(width, config.critic.hidden_dims, config.critic.activation)
         self.critic = linear([width, *config.critic.hidden_dims][-1], 1, gain=1.0)
+        self.space = spec.observation
+        decoders = roles if reconstructs else ()
+        size = picture_size(spec.observation)
+        self.decoders = nn.ModuleDict({role: linear(width, size, 1.0) for role in decoders})
 
     def initial_state(self, batch: int) -> State:
         """What every memory starts an episode with."""
@@ -124,6 +134,15 @@ class ActorCritic(nn.Module):
         steps = {role: torso.step(obs, state[role]) for role, torso in self.torsos.items()}
         new_state = {role: moved for role, (_, moved) in steps.items()}
         return self.actor(steps[self.actor_torso][0], mask), new_state
+
+    def look(self, obs: Obs, state: State) -> tuple[Distribution, Tensor]:
+        """The distribution and the value of one time step [N, …]; memories stay as they are."""
+        if not self.has_memory:
+            return self(obs, state, None)
+        mask, obs = self._mask(obs), self.normalizer(obs)
+        features = {role: torso.step(obs, state[role])[0] for role, torso in self.torsos.items()}
+        policy = self.actor(features[self.actor_torso], mask)
+        return policy, self._value(features[self.critic_torso])
 
     def pure_policy(self, num_envs: int, generator: Generator) -> Policy | None:
         """The policy as a pure function; with a memory it would have to carry its state along."""
@@ -147,6 +166,16 @@ class ActorCritic(nn.Module):
 
     def forward(self, obs: Obs, state: State, resets: Tensor | None) -> tuple[Distribution, Tensor]:
         """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
+        policy, value, _ = self.evaluate(obs, state, resets)
+        return policy, value
+
+    def evaluate(
+        self, obs: Obs, state: State, resets: Tensor | None
+    ) -> tuple[Distribution, Tensor, Tensor | None]:
+        """`forward`, and half the squared error of what the decoders make of the features.
+
+        None without decoders.
+        """
         mask, obs = self._mask(obs), self.normalizer(obs)
         features = {
             role: torso.sequence(obs, state[role], resets)
@@ -155,7 +184,12 @@ class ActorCritic(nn.Module):
             for role, torso in self.torsos.items()
         }
         policy = self.actor(features[self.actor_torso], mask)
-        return policy, self._value(features[self.critic_torso])
+        value = self._value(features[self.critic_torso])
+        if not self.decoders:
+            return policy, value, None
+        seen = as_picture(self.space, obs)
+        errors = [(decode(features[role]) - seen) for role, decode in self.decoders.items()]
+        return policy, value, 0.5 * torch.stack(errors).square().mean()
 
     def unroll(
         self,
@@ -168,54 +202,58 @@ class ActorCritic(nn.Module):
         chunk: int,
     ) -> Unrolled:
         """Log-probs, values and bootstraps of a rollout [T, N, …], as the learner sees it now."""
-        if not self.has_memory:
-            # Images are looked at bit by bit: as floats they need four times their memory.
-            steps = max(_IMAGES_AT_ONCE // resets.shape[1], 1) if self.sees_images else len(resets)
+        # Inside an episode the next row's value is the bootstrap; elsewhere a frame is left.
+        left = ended.clone()
+        left[-1] = True
+        # Images are looked at bit by bit: as floats they need four times their memory.
+        size = max(_IMAGES_AT_ONCE // resets.shape[1], 1) if self.sees_images else len(resets)
+        spans = [slice(at, at + size) for at in range(0, len(resets), size)]
+        states = [state]
+        if self.has_memory:
+            features, last_features, states = self._remember(
+                obs, picked(next_obs, left), state, resets, left, chunk, spans
+            )
+            log_prob = self.actor(features[self.actor_torso], self._mask(obs)).log_prob(action)
+            value = self._value(features[self.critic_torso])
+            last_value = self._value(last_features[self.critic_torso])
+        else:
             log_probs, values = [], []
-            for at in range(0, len(resets), steps):
-                span = slice(at, at + steps)
-                policy, value = self(picked(obs, span), state, None)
+            for span in spans:
+                policy, part = self(picked(obs, span), state, None)
                 log_probs.append(policy.log_prob(action[span]))
-                values.append(value)
-            value = torch.cat(values)
-            # Inside an episode the next row's value is the bootstrap; elsewhere a frame is left.
-            ends = ended.clone()
-            ends[-1] = True
-            next_value = torch.cat([value[1:], value[-1:]])
-            left = self.normalizer(picked(next_obs, ends))
-            next_value[ends] = self._value(self.torsos[self.critic_torso].encoder(left))
-            return Unrolled(torch.cat(log_probs), value, next_value, [state])
-        log_probs, values, next_values, states = [], [], [], []
-        last = len(resets) - 1
-        fresh = self.initial_state(resets.shape[1])
-        for t in range(len(resets)):
-            if t % chunk == 0:
-                states.append(state)
-            state = where_rows(resets[t], fresh, state)
-            policy, value, state = self.look(picked(obs, t), state)
-            log_probs.append(policy.log_prob(action[t]))
-            values.append(value)
-            # Inside an episode the next row's value is the bootstrap. Elsewhere the memory looks
-            # one frame further, and forgets that it did.
-            ahead = t == last or bool(ended[t].any())
-            peek = self.look(picked(next_obs, t), state)[1] if ahead else None
-            next_values.append(peek)
-        following = [*values[1:], values[-1]]
-        filled = [
-            nxt if own is None else torch.where(ended[t], own, nxt) if t < last else own
-            for t, (own, nxt) in enumerate(zip(next_values, following, strict=True))
-        ]
-        return Unrolled(torch.stack(log_probs), torch.stack(values), torch.stack(filled), states)
+                values.append(part)
+            log_prob, value = torch.cat(log_probs), torch.cat(values)
+            frames = self.normalizer(picked(next_obs, left))
+            last_value = self._value(self.torsos[self.critic_torso].encoder(frames))
+        next_value = torch.cat([value[1:], value[-1:]])
+        next_value[left] = last_value
+        return Unrolled(log_prob, value, next_value, states)
 
-    def look(self, obs: Obs, state: State) -> tuple[Distribution, Tensor, State]:
-        """Distribution and value of one time step [N, …], and all memories one step further."""
-        if not self.has_memory:
-            return *self(obs, state, None), state
-        mask, obs = self._mask(obs), self.normalizer(obs)
-        steps = {role: torso.step(obs, state[role]) for role, torso in self.torsos.items()}
-        policy = self.actor(steps[self.actor_torso][0], mask)
-        value = self._value(steps[self.critic_torso][0])
-        return policy, value, {role: moved for role, (_, moved) in steps.items()}
+    def _remember(
+        self,
+        obs: Obs,
+        last: Obs,
+        state: State,
+        resets: Tensor,
+        left: Tensor,
+        chunk: int,
+        spans: list[slice],
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[State]]:
+        """Features of `obs` and of the `last` frames behind the steps `left`; states by chunk."""
+        features, last_features = {}, {}
+        states: list[State] = [{} for _ in range(0, len(resets), chunk)]
+        counts = [int(part.sum()) for part in left.split(chunk)]
+        for role, torso in self.torsos.items():
+            x = torch.cat([torso.encoder(self.normalizer(picked(obs, span))) for span in spans])
+            ends = torso.encoder(self.normalizer(last)).split(counts)
+            parts = zip(x.split(chunk), ends, resets.split(chunk), left.split(chunk), strict=True)
+            at, outputs = state[role], []
+            for (inputs, end, begins, leaves), found in zip(parts, states, strict=True):
+                found[role] = at
+                *output, at = with_last_frames(torso.memory, inputs, end, at, begins, leaves)
+                outputs.append(output)
+            features[role], last_features[role] = map(torch.cat, zip(*outputs, strict=True))
+        return features, last_features, states
 
     def _mask(self, obs: Obs) -> Tensor | None:
         return obs[ACTION_MASK] if self.is_masked else None
@@ -234,6 +272,25 @@ def check_mask(spec: EnvSpec) -> bool:
     if shape != (count,):
         raise UserError(f"'{spec.id}' has an action_mask of shape {shape} for {count} actions")
     return True
+
+
+def _shown(space: Observation) -> dict[str, Space]:
+    parts = dict(space.parts) if isinstance(space, Dict) else {"": space}
+    return {name: part for name, part in parts.items() if name != ACTION_MASK}
+
+
+def picture_size(space: Observation) -> int:
+    """How many numbers `as_picture` has."""
+    return sum(vector_size(part) for part in _shown(space).values())
+
+
+def as_picture(space: Observation, obs: Obs) -> Tensor:
+    """An observation [..., *obs] as the numbers [..., D] to reconstruct; bytes become 0 to 1."""
+    vectors = []
+    for name, part in _shown(space).items():
+        vector = as_vector(part, obs[name] if name else obs)
+        vectors.append(vector / 255 if is_image(part) else vector)
+    return torch.cat(vectors, -1)
 
 
 def _sees_images(space: Observation) -> bool:

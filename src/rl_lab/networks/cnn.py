@@ -43,9 +43,9 @@ class ImpalaConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ConvConfig(Options):
-    """Convolutions that halve the image, each with layer normalisation."""
+    """Convolutions that halve the image, each with layer normalization."""
 
-    type: str = option("conv", "normalised convolutions that halve the image, for images")
+    type: str = option("conv", "normalized convolutions that halve the image, for images")
     channels: list[int] = option(
         [64, 64, 64], "channels of each layer; each halves the image", low=1, not_empty=True
     )
@@ -112,7 +112,7 @@ class NatureCNN(ImageEncoder):
 
 
 class ConvEncoder(ImageEncoder):
-    """Strided convolutions with layer normalisation: what soft actor-critics look at pixels with.
+    """Strided convolutions with layer normalization: common with soft actor-critics.
 
     The statistics of an image are its own, so a batch's other rows do not change its features.
     """
@@ -202,7 +202,7 @@ class ImpalaBlock(nn.Module):
 
 
 class ImpalaCNN(ImageEncoder):
-    """Residual blocks: slower than `nature`, better where there is a lot to see."""
+    """Residual blocks: slower than `nature`, better where images have much detail."""
 
     Config = ImpalaConfig
 
@@ -231,7 +231,7 @@ def is_image(space: Space) -> bool:
 def is_grid_of_codes(space: Space) -> bool:
     """True for integer grids that are no pictures: less than 16 cells wide, or codes below 255.
 
-    MiniGrid, for example, says which thing of which colour is in each of 7×7 cells.
+    MiniGrid, for example, says which thing of which color is in each of 7×7 cells.
     """
     if not is_image(space) or not np.issubdtype(space.dtype, np.integer):
         return False

@@ -33,7 +33,7 @@ class Ensemble(nn.Module):
         *,
         norm: bool = False,
     ) -> None:
-        """`norm`: hidden layers are normalised over their units, before the activation."""
+        """`norm`: hidden layers are normalized over their units, before the activation."""
         super().__init__()
         self.count = count
         self.activation = in_place(ACTIVATIONS[activation]())

@@ -1,4 +1,4 @@
-"""Multi-layer perceptrons with orthogonal initialisation: what they read, and an encoder of one."""
+"""Multi-layer perceptrons with orthogonal initialization: what they read, and an encoder of one."""
 
 import math
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def normalization(norm: str, width: int) -> nn.Module:
 def mlp(
     in_dim: int, hidden_dims: Sequence[int], activation: str, norm: str = "none"
 ) -> nn.Sequential:
-    """Linear, normalisation if any, and activation for each hidden width."""
+    """Linear, normalization if any, and activation for each hidden width."""
     layers: list[nn.Module] = []
     for width in hidden_dims:
         layers.append(linear(in_dim, width))

@@ -1,4 +1,4 @@
-"""Observation normalisation as the policy's first layer: saved with it, frozen in evaluation."""
+"""Observation normalization as the policy's first layer: saved with it, frozen in evaluation."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -115,7 +115,7 @@ class DictNormalizer(nn.Module):
 
     @property
     def mode(self) -> NormalizeObs:
-        """`off` if no part is normalised."""
+        """`off` if no part is normalized."""
         return next((each.mode for each in self._each() if each.mode != "off"), "off")
 
     @property

@@ -33,7 +33,7 @@ WIDEST = 256  # beyond this the matmul dominates and torch is as fast
 
 
 def fast_policy(model: ActorCritic) -> FastPolicy | None:
-    """The numpy twin of `model`'s policy, or None when it has parts that only torch can run."""
+    """The numpy version of `model`'s policy, or None when it has parts that only torch can run."""
     encoder, head = model.torsos[model.actor_torso].encoder, model.actor
     raw = _network(encoder, model.normalizer, [*head.hidden, head.output])
     if model.has_memory or raw is None:
@@ -46,7 +46,7 @@ def fast_policy(model: ActorCritic) -> FastPolicy | None:
 
 
 def fast_values(model: QNetwork) -> Forward | None:
-    """The numpy twin of `model`, [N, *obs] to [N, A], or None."""
+    """The numpy version of `model`, [N, *obs] to [N, A], or None."""
     if model.value is None:
         outputs = _network(model.encoder, model.normalizer, model.advantage)
         return None if outputs is None else _expected(model, outputs)
@@ -58,7 +58,7 @@ def fast_values(model: QNetwork) -> Forward | None:
 
 
 def fast_actor(actor: SoftActor, normalizer: nn.Module) -> FastActor | None:
-    """The numpy twin of a soft actor's decisions, or None."""
+    """The numpy version of a soft actor's decisions, or None."""
     head = actor.head
     if not isinstance(head, SquashedHead | PolicyHead):
         return None
@@ -89,15 +89,15 @@ def _expected(model: QNetwork, outputs: Forward) -> Forward:
 
     def mean(obs: Array) -> Array:
         logits = outputs(obs).reshape(shape)
-        chances = np.exp(logits - logits.max(-1, keepdims=True))
-        values: Array = chances @ atoms / chances.sum(-1)
+        probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+        values: Array = probabilities @ atoms / probabilities.sum(-1)
         return values
 
     return mean
 
 
 def _network(encoder: object, normalizer: nn.Module, head: Iterable[nn.Module]) -> Forward | None:
-    """Normaliser, MLP encoder and head, or None if one of them is for torch only."""
+    """Normalizer, MLP encoder and head, or None if one of them is for torch only."""
     # A subclass with a forward of its own would not be what acts.
     if not isinstance(encoder, MLPEncoder) or type(encoder).forward is not MLPEncoder.forward:
         return None

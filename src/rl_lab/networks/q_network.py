@@ -1,4 +1,4 @@
-"""Action values: normaliser → encoder → head, or two heads that duel (Wang et al. 2016).
+"""Action values: normalizer → encoder → head, or two heads that duel (Wang et al. 2016).
 
 A head may say a whole distribution of returns for each action, and its layers may be noisy.
 """

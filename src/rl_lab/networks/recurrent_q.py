@@ -1,4 +1,4 @@
-"""Action values with a memory: normaliser → encoder → memory → two heads that duel, or one."""
+"""Action values with a memory: normalizer → encoder → memory → two heads that duel, or one."""
 
 from typing import Any
 

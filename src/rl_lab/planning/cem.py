@@ -1,9 +1,9 @@
 """CEM, the cross-entropy method: sample plans, keep the best, fit a distribution to them, again.
 
 For a Box, each action of the plan is a Gaussian of its own, cut off at [-1, 1]. For discrete
-actions it is a categorical distribution, whose chances become the shares of the best candidates;
-candidates are one-hot then. All environments are planned for at once, and none of them knows of
-the others. Random numbers are arguments, so the functions are pure.
+actions it is a categorical distribution, whose probabilities become the shares of the best
+candidates; candidates are one-hot then. All environments are planned for at once, independently of
+each other. Random numbers are arguments, so the functions are pure.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,13 @@ class CEMConfig(Options):
     )
     elites: int = option(100, "best plans, to which the next distribution is fitted", low=1)
     iterations: int = option(10, "times that candidates are drawn", low=1)
-    initial_std: float = option(1.0, "spread of the first candidates", above=0)
+    initial_std: float = option(1.0, "standard deviation of the first candidates", above=0)
     min_std: float = option(
-        0.0, "least spread of later ones; discrete: least chance of an action", low=0
+        0.0,
+        "least standard deviation of later ones; discrete: least probability of an action",
+        low=0,
     )
-    max_std: float = option(1.0, "largest spread of later ones")
+    max_std: float = option(1.0, "largest standard deviation of later ones")
     momentum: float = option(
         0.0, "share of the old distribution that a new one keeps", low=0, below=1
     )
@@ -80,19 +82,24 @@ def cem(evaluate: Evaluate, mean: Tensor, noise: Tensor, config: CEMConfig) -> P
     return Plan(mean, std)
 
 
-def categorical_cem(evaluate: Evaluate, chances: Tensor, noise: Tensor, config: CEMConfig) -> Plan:
-    """Plan discrete actions from first chances [B, H, A] (all the same, or the last plan, shifted).
+def categorical_cem(
+    evaluate: Evaluate, probabilities: Tensor, noise: Tensor, config: CEMConfig
+) -> Plan:
+    """Plan discrete actions from first probabilities [B, H, A]: equal ones, or the last plan.
 
-    Candidates are one-hot. An action's chance never falls below `min_std`, or a hundredth of its
-    fair share: what was not drawn once may still be drawn later.
+    Candidates are one-hot. An action's probability never falls below `min_std`, or 1 % of an equal
+    share: what was not drawn once may still be drawn later.
     """
-    actions = chances.shape[-1]
-    every, least = torch.arange(actions, device=chances.device), max(config.min_std, 0.01 / actions)
+    actions = probabilities.shape[-1]
+    every, least = (
+        torch.arange(actions, device=probabilities.device),
+        max(config.min_std, 0.01 / actions),
+    )
     for drawn in noise:
         # The first of several exponential clocks, ticking at these rates, is a categorical draw.
-        first = (chances[:, None] / drawn).argmax(-1, keepdim=True)
-        candidates = (first == every).to(chances.dtype)
+        first = (probabilities[:, None] / drawn).argmax(-1, keepdim=True)
+        candidates = (first == every).to(probabilities.dtype)
         _, elites = best(evaluate(candidates), candidates, config.elites)
-        chances = torch.lerp(elites.mean(1), chances, config.momentum).clamp_min(least)
-        chances = chances / chances.sum(-1, keepdim=True)
-    return Plan(chances, (chances * (1 - chances)).sqrt())
+        probabilities = torch.lerp(elites.mean(1), probabilities, config.momentum).clamp_min(least)
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    return Plan(probabilities, (probabilities * (1 - probabilities)).sqrt())

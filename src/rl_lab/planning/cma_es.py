@@ -25,7 +25,7 @@ OPTIONS = {
 }
 STRATEGY = ("sigma", "countiter", "countevals")  # numbers of the strategy
 PATHS = ("mean", "pc")  # arrays of it
-SAMPLER = ("count_tell", "count_eigen", "last_update")  # its covariance may lag behind what is told
+SAMPLER = ("count_tell", "count_eigen", "last_update")  # its covariance may lag behind the returns
 
 
 class CMAES:
@@ -45,7 +45,7 @@ class CMAES:
         self.strategy = library.CMAEvolutionStrategy(np.asarray(start, np.float64), sigma, options)
         self.strategy.timer = library.utilities.utils.ElapsedWCTime()  # expected after a resume
         self.population = population
-        self.pending: Floats | None = None  # asked for, and not told yet
+        self.pending: Floats | None = None  # drawn, and not evaluated yet
 
     @property
     def mean(self) -> Floats:
@@ -59,11 +59,11 @@ class CMAES:
 
     @property
     def generation(self) -> int:
-        """How many were told."""
+        """Number of evaluated candidates."""
         return int(self.strategy.countiter)
 
     def ask(self) -> Floats:
-        """The candidates of this generation; the same ones until they are told."""
+        """The candidates of this generation; the same ones until their returns are known."""
         if self.pending is None:
             self.pending = np.stack(self.strategy.ask())
         return self.pending
@@ -72,7 +72,7 @@ class CMAES:
         """How well each of them did: more is better."""
         candidates = self.ask()
         # They are our own: checking them would depend on what the library remembers of its asking.
-        costs = [-float(each) for each in returns]  # the library minimises
+        costs = [-float(each) for each in returns]  # the library minimizes
         self.strategy.tell(list(candidates), costs, check_points=False)
         self.pending = None
 
@@ -101,7 +101,7 @@ class CMAES:
             setattr(strategy, name, number if name == "sigma" else int(number))
         for name in PATHS:
             setattr(strategy, name, state["paths"][name].copy())
-        strategy.mean_old = strategy.mean  # it is looked at, and not used
+        strategy.mean_old = strategy.mean  # it is read, and not used
         strategy.adapt_sigma.ps = state["step_path"].copy()
         for name in SAMPLER:
             setattr(sampler, name, int(state["sampler"][name]))

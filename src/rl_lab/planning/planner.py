@@ -29,7 +29,7 @@ class PlannerConfig(MPPIConfig):
 def plan_actions(
     evaluate: Evaluate, first: Tensor, noise: Tensor, config: PlannerConfig, *, discrete: bool
 ) -> Plan:
-    """Plan from a first guess [B, H, A]; of discrete actions, from first chances."""
+    """Plan from a first guess [B, H, A]; of discrete actions, from first probabilities."""
     if discrete:
         return categorical_cem(evaluate, first, noise, config)
     if config.type == "mppi":

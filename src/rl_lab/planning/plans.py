@@ -20,7 +20,7 @@ class Plan(NamedTuple):
     """The next H actions of each environment, as a distribution.
 
     For a Box, `mean` [B, H, A] in [-1, 1] and `std` [B, H, A]. For discrete actions `mean` holds
-    the chance of each action, and `std` is how uncertain that is: the root of p (1 - p).
+    the probability of each action, and `std` is how uncertain that is: the root of p (1 - p).
     """
 
     mean: Tensor
@@ -28,25 +28,25 @@ class Plan(NamedTuple):
 
     @property
     def action(self) -> Tensor:
-        """What to do now [B, A]: the mean of the first action, or the chance of each."""
+        """What to do now [B, A]: the mean of the first action, or the probability of each."""
         return self.mean[:, 0]
 
 
 def shifted(mean: Tensor, fill: float = 0.0) -> Tensor:
     """A plan one step later, the warm start of the next one: nothing is known of its last action.
 
-    `fill` is that last action: 0, or for discrete actions the same chance for each.
+    `fill` is that last action: 0, or for discrete actions the same probability for each.
     """
     return torch.cat([mean[:, 1:], torch.full_like(mean[:, :1], fill)], dim=1)
 
 
-def shifted_chances(chances: Tensor) -> Tensor:
-    """The same for discrete actions: half of the plan, and half of an even chance for each.
+def shifted_probabilities(probabilities: Tensor) -> Tensor:
+    """The same for discrete actions: half of the plan, and half of an even probability for each.
 
     A plan is nearly sure of itself in the end. The next one would hardly ever draw anything else.
     """
-    even = 1 / chances.shape[-1]
-    return (shifted(chances, even) + even) / 2
+    even = 1 / probabilities.shape[-1]
+    return (shifted(probabilities, even) + even) / 2
 
 
 def repeated(state: object, count: int) -> Any:

@@ -1,4 +1,4 @@
-"""Candidates on trial in a vector of environments: who plays where, and who earned what.
+"""Candidates on trial in a vector of environments: which candidate plays where, and its return.
 
 Every candidate of a generation plays the same episodes (the same seeds), so that luck is shared;
 the next generation plays others. A round is one trial in each environment, so there are

@@ -143,7 +143,7 @@ def _holds(path: Path, data: bytes) -> bool:
 
 
 def _check_presence(file: ChunkFile) -> None:
-    """A checkpoint must not name what somebody has deleted meanwhile."""
+    """A checkpoint must not name what another process has deleted meanwhile."""
     if not file.path.exists() or file.path.stat().st_size != file.entry["size"]:
         raise FileNotFoundError(
             errno.ENOENT, "a chunk of a buffer was deleted or changed", str(file.path)

@@ -138,7 +138,7 @@ def encode_manifest(fields: Mapping[str, Any]) -> bytes:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint folder, itself verified. The other files are not looked at."""
+    """The manifest of a checkpoint folder, itself verified. The other files are not read."""
     file = path / MANIFEST
     raw = _read(file)
     try:
@@ -198,7 +198,7 @@ def sync_names(directory: Path) -> None:
 
 
 def make_directory(path: Path) -> bool:
-    """Create a folder and its parents durably; False if somebody had made it before."""
+    """Create a folder and its parents durably; False if it existed before."""
     if path.is_dir():
         return False
     make_directory(path.parent)

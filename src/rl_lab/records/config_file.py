@@ -32,12 +32,12 @@ _OWN_BLOCKS = ("compute", "checkpoint", "logging")
 _OWN_KEYS = {
     "experiment": ("name", "seed", "device", "tags"),
     "environment": ("vectorization",),
-    "evaluation": ("every_steps",),
+    "evaluation": ("every_steps", "num_envs"),
 }
 
 
 class _Bounded:
-    """What a loader of PyYAML must not do with a file of somebody else."""
+    """What a loader of PyYAML must not do with a file of another user."""
 
     def flatten_mapping(self, node: Any) -> None:
         """Merge keys multiply without end, and no run has ever written one."""

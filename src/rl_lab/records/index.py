@@ -76,7 +76,7 @@ class Index:
         except (sqlite3.Error, OSError) as error:
             _log.warning("the index %s was not updated: %s", self.path, error)
 
-    def rows(self, *, quick: bool = False, **filters: Any) -> list[Row]:
+    def rows(self, *, quick: bool = False, **filters: object) -> list[Row]:
         """The runs whose columns equal the filters, oldest first: as their folders are now.
 
         Metrics are the largest part by far; `quick` leaves them out, as None.

@@ -1,7 +1,7 @@
 """Tags and notes of a run: what people say about it. They live in its folder, as labels.json.
 
 The tags of the configuration are the first ones; labels.json replaces them once something is
-changed. A run may be labelled while it trains, and by two people at once.
+changed. A run may be labeled while it trains, and by two people at once.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ class Labels:
 
 
 def read_labels(run: RunDirectory, config: object = None) -> Labels:
-    """The labels of a run; `config` is its tree, if somebody has read it already."""
+    """The labels of a run; `config` is its tree, if it was read already."""
     file = run.path / FILE
     try:
         found = read_object(file)

@@ -204,8 +204,9 @@ def is_number(value: object) -> bool:
     return isinstance(value, int | float) or (isinstance(value, str) and value in _NON_FINITE)
 
 
-def _number(value: Any) -> int | float:
-    if not is_number(value):
-        raise ValueError(f"{str(value)[:40]!r} is not a number")
-    number: int | float = _NON_FINITE.get(value, value)
-    return number
+def _number(value: object) -> int | float:
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, str) and value in _NON_FINITE:
+        return _NON_FINITE[value]
+    raise ValueError(f"{str(value)[:40]!r} is not a number")

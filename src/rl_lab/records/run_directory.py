@@ -80,7 +80,7 @@ class RunDirectory:
 
     @property
     def metrics_file(self) -> Path:
-        """What was learnt: identical byte for byte after any interruption."""
+        """What was learned: identical byte for byte after any interruption."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -135,7 +135,7 @@ class RunDirectory:
         if cleaned := self.read_summary().get("cleaned"):
             raise UserError(
                 f"run {self.id} was cleaned up on {cleaned['time'][:8]} and has no checkpoints "
-                f"left; start it anew with: rl-lab train --config {self.config_file}"
+                f"left; start it again with: rl-lab train --config {self.config_file}"
             )
 
     def clean(self) -> None:

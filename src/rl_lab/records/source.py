@@ -71,6 +71,7 @@ def read_provenance(directory: RunDirectory) -> dict[str, Any]:
     return found
 
 
-def _is_lineage(parent: Any) -> bool:
-    named = isinstance(parent, dict) and isinstance(parent.get("id"), str)
-    return named and type(parent.get("step")) is int
+def _is_lineage(parent: object) -> bool:
+    if not isinstance(parent, dict) or not isinstance(parent.get("id"), str):
+        return False
+    return type(parent.get("step")) is int

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.core.schema import RunConfig
 from rl_lab.run.phases import PhaseDefinition
 
 
-def late_end(config: RunConfig, workflow: Workflow, phases: Sequence[PhaseDefinition]) -> list[str]:
+def late_end(
+    config: RunConfig, algorithm: Algorithm, phases: Sequence[PhaseDefinition]
+) -> list[str]:
     """A line if a run cannot end at `total_timesteps`; a warning if it is 1 % longer or more.
 
     Where several phases collect, only the run itself can tell.
@@ -16,8 +18,8 @@ def late_end(config: RunConfig, workflow: Workflow, phases: Sequence[PhaseDefini
         return []
     total, envs = config.training.total_timesteps, config.environment.num_envs
     steps = -(-total // envs)
-    rest = steps % workflow.collect_steps
-    last = workflow.shortened(rest) if rest else 0
+    rest = steps % algorithm.collect_steps
+    last = algorithm.shortened(rest) if rest else 0
     end = (steps - rest + last) * envs
     if end == total:
         return []

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_lab.algorithms.base import VALUES, Workflow
+from rl_lab.algorithms.base import VALUES, Algorithm
 from rl_lab.buffers.rollout import RolloutBuffer
 from rl_lab.collect.collector import RolloutCollector
 from rl_lab.collect.evaluate import Evaluation, evaluate
@@ -29,13 +29,13 @@ from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.failure import defined_at
 from rl_lab.core.learner import Learner
 from rl_lab.core.protocols import (
+    AlgorithmContext,
     Buffer,
     BufferSetup,
     Replay,
     Sequences,
     Simulator,
     VectorEnv,
-    WorkflowContext,
 )
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.seeding import Streams, integer
@@ -80,14 +80,14 @@ def build_run(
         sinks.say(line)
     collector = context.collector
     assert isinstance(collector, RolloutCollector)
-    workflow = make_workflow(config, context)
+    algorithm = make_algorithm(config, context)
     if weights is not None:
-        load_weights(workflow, weights, config.training.warm_start_parts)
-    phases = make_phases(config, workflow, context.buffers)
-    for line in late_end(config, workflow, phases):
+        load_weights(algorithm, weights, config.training.warm_start_parts)
+    phases = make_phases(config, algorithm, context.buffers)
+    for line in late_end(config, algorithm, phases):
         sinks.say(line)
     policies = {
-        name: make_policy(name, workflow, context)
+        name: make_policy(name, algorithm, context)
         for name in sorted({phase.policy for phase in phases if phase.policy})
     }
     stop = StopRequest()
@@ -101,7 +101,7 @@ def build_run(
     run = Orchestrator(
         config=config,
         folder=directory.path,
-        workflow=workflow,
+        algorithm=algorithm,
         policies=policies,
         components=context.components,
         environment=context.train_environment,
@@ -109,7 +109,7 @@ def build_run(
         buffers=context.buffers,
         scheduler=PhaseScheduler(phases, config.training.total_timesteps),
         streams=context.rng,
-        evaluate=make_evaluator(config, workflow, context.rng, stop),
+        evaluate=make_evaluator(config, algorithm, context.rng, stop),
         stop=stop,
         resources=resources,
         identity={"config_hash": config_hash(config), "numerics": numerics},
@@ -133,7 +133,7 @@ def _is_normalizable(space: Observation) -> bool:
 
 def grid_choices(config: RunConfig, observation: Observation) -> list[str]:
     """A line for each part of an observation whose integers `auto` takes for codes."""
-    if not catalog.workflow_class(config.algorithm).uses_network:
+    if not catalog.algorithm_class(config.algorithm).uses_network:
         return []
     keys = chosen_grids(config.network.encoder, observation)
     return [
@@ -176,8 +176,8 @@ def keep_freed_memory() -> None:
         mallopt(_M_MMAP_THRESHOLD, 16 * 2**20)
 
 
-def make_context(config: RunConfig) -> WorkflowContext:
-    """What a workflow is bound to: environments, buffers, components, random streams."""
+def make_context(config: RunConfig) -> AlgorithmContext:
+    """What an algorithm is bound to: environments, buffers, components, random streams."""
     fix_numerics(config)
     seed = config.experiment.seed
     streams = Streams(seed)
@@ -189,7 +189,7 @@ def make_context(config: RunConfig) -> WorkflowContext:
     if compiled and own_units and isinstance(environment, Simulator):
         simulation = Simulation(environment)
     collector = RolloutCollector(environment, device=device, simulation=simulation)
-    return WorkflowContext(
+    return AlgorithmContext(
         config=config,
         spec=environment.spec,
         device=config.experiment.device,
@@ -213,7 +213,7 @@ def make_environment(config: RunConfig, purpose: str, count: int) -> VectorEnv:
     """The environments of a purpose, in the units that the algorithm acts in."""
     own = seeds(config.experiment.seed, purpose, count)
     environment = make_vector(config.environment, own, training=purpose == "train")
-    unit = catalog.workflow_class(config.algorithm).unit_actions
+    unit = catalog.algorithm_class(config.algorithm).unit_actions
     return UnitActions(environment) if unit and _is_box(environment) else environment
 
 
@@ -226,22 +226,22 @@ def seeds(seed: int, purpose: str, count: int) -> list[int]:
     return [integer(seed, f"env/{purpose}", index) for index in range(count)]
 
 
-def make_workflow(config: RunConfig, context: WorkflowContext) -> Workflow:
+def make_algorithm(config: RunConfig, context: AlgorithmContext) -> Algorithm:
     """The algorithm, bound to its context; refuses state that a resume would lose."""
-    workflow: Workflow = catalog.workflow_class(config.algorithm)(config.algorithm)
-    check_signatures(workflow)
-    check_requirements(workflow, context.components)
-    workflow.initialize(context)
-    if lost := workflow.unsaved():
+    algorithm: Algorithm = catalog.algorithm_class(config.algorithm)(config.algorithm)
+    check_signatures(algorithm)
+    check_requirements(algorithm, context.components)
+    algorithm.initialize(context)
+    if lost := algorithm.unsaved():
         raise UserError(
-            f"{type(workflow).__name__}.{lost[0]} would be lost on resume: give its class "
+            f"{type(algorithm).__name__}.{lost[0]} would be lost on resume: give its class "
             "state_dict and load_state_dict, or list it in parts()"
         )
-    return workflow
+    return algorithm
 
 
 def load_weights(
-    workflow: Workflow, state: Mapping[str, Any], patterns: Sequence[str] = ()
+    algorithm: Algorithm, state: Mapping[str, Any], patterns: Sequence[str] = ()
 ) -> None:
     """Take networks and tables of another run, or what is chosen of them, and nothing else of it.
 
@@ -256,7 +256,7 @@ def load_weights(
         )
 
     count = 0
-    for part, there in warm_parts(workflow, state):
+    for part, there in warm_parts(algorithm, state):
         here = part.state_dict()
         for name in filter(wanted, [*here, *(name for name in there if name not in here)]):
             found = [_shape(each[name]) if name in each else "absent" for each in (there, here)]
@@ -274,51 +274,51 @@ def load_weights(
 
 
 def warm_parts(
-    workflow: Workflow, state: Mapping[str, Any]
+    algorithm: Algorithm, state: Mapping[str, Any]
 ) -> list[tuple[Stateful, Mapping[str, Any]]]:
     """What a warm start may change, each with what the other run has of it."""
-    state = workflow.with_new_names(state)
+    state = algorithm.with_new_names(state)
     found: list[tuple[Stateful, Mapping[str, Any]]] = []
-    for name, part in workflow.parts().items():
+    for name, part in algorithm.parts().items():
         if isinstance(part, nn.Module) and name in state:
             found.append((part, state[name]))
         if isinstance(part, Learner) and isinstance(there := state.get(name), Mapping):
             pairs = (part.module, there.get("module")), (part.target, there.get("target"))
             found += [(own, other) for own, other in pairs if own is not None and other is not None]
     saved = state.get(VALUES, {})
-    arrays = {name: saved[name] for name in workflow.learned if name in saved}
-    return [*found, (_Tables(workflow), arrays)] if arrays else found
+    arrays = {name: saved[name] for name in algorithm.learned if name in saved}
+    return [*found, (_Tables(algorithm), arrays)] if arrays else found
 
 
 class _Tables:
-    """The arrays that a workflow learns, as a part of it."""
+    """The arrays that an algorithm learns, as a part of it."""
 
-    def __init__(self, workflow: Workflow) -> None:
-        self.workflow = workflow
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
 
     def state_dict(self) -> dict[str, Any]:
         """By the names of the attributes."""
-        return {name: vars(self.workflow)[name] for name in self.workflow.learned}
+        return {name: vars(self.algorithm)[name] for name in self.algorithm.learned}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Copies: the other run's stay its own."""
         for name, value in state.items():
-            setattr(self.workflow, name, value.copy())
+            setattr(self.algorithm, name, value.copy())
 
 
 def _shape(value: object) -> Any:
-    """Of a tensor, or of the running statistics that a normaliser keeps beside its tensors."""
+    """Of a tensor, or of the running statistics that a normalizer keeps beside its tensors."""
     if isinstance(value, Mapping):
         return {key: _shape(each) for key, each in value.items()}
     return list(value.shape) if hasattr(value, "shape") else type(value).__name__
 
 
-def check_signatures(workflow: Workflow) -> None:
+def check_signatures(algorithm: Algorithm) -> None:
     """`act` and the hooks must take what they will be called with."""
     calls: dict[str, tuple[Sequence[str], str]] = {"act": (("obs", "state"), "deterministic")}
-    calls |= dict.fromkeys(workflow.hooks, (("batch",), "phase"))
+    calls |= dict.fromkeys(algorithm.hooks, (("batch",), "phase"))
     for name, (positional, keyword) in calls.items():
-        method = getattr(workflow, name)
+        method = getattr(algorithm, name)
         try:
             inspect.signature(method).bind(*positional, **{keyword: None})
         except TypeError as error:
@@ -326,38 +326,39 @@ def check_signatures(workflow: Workflow) -> None:
             raise UserError(f"{defined_at(method)}: it is called as {call}: {error}") from error
 
 
-def check_requirements(workflow: Workflow, components: Mapping[str, Any]) -> None:
-    """Duck typing with a good error: every role and method the workflow says it calls."""
-    for role, methods in workflow.requires.items():
+def check_requirements(algorithm: Algorithm, components: Mapping[str, Any]) -> None:
+    """Duck typing with a good error: every role and method the algorithm says it calls."""
+    for role, methods in algorithm.requires.items():
         if role not in components:
             hint = did_you_mean(role, components)
-            raise UserError(f"{type(workflow).__name__} needs components.{role}{hint}")
+            raise UserError(f"{type(algorithm).__name__} needs components.{role}{hint}")
         missing = [name for name in methods if not hasattr(components[role], name)]
         if missing:
             kind = type(components[role]).__name__
             raise UserError(f"components.{role} is a {kind}, which has no method '{missing[0]}'")
 
 
-def make_policy(name: str, workflow: Workflow, context: WorkflowContext) -> Workflow:
+def make_policy(name: str, algorithm: Algorithm, context: AlgorithmContext) -> Algorithm:
     """Another registered algorithm that only acts, for phases with `policy: name`."""
-    found = catalog.workflow_class(name)
-    policy: Workflow = found(found.Config() if found.Config else None)
+    found = catalog.algorithm_class(name)
+    policy: Algorithm = found(found.Config() if found.Config else None)
     policy.initialize(context)
-    policy.collect_steps = workflow.collect_steps
+    policy.collect_steps = algorithm.collect_steps
     return policy
 
 
 def make_phases(
-    config: RunConfig, workflow: Workflow, buffers: Mapping[str, Buffer]
+    config: RunConfig, algorithm: Algorithm, buffers: Mapping[str, Buffer]
 ) -> list[PhaseDefinition]:
-    """The configured phases, or the workflow's own; every hook, buffer and policy must exist."""
-    default = [{"name": "train", "hooks": ["collect", *workflow.hooks]}]
-    blocks = config.training.phases or workflow.phases or default
+    """The configured phases, or the algorithm's own; every hook, buffer and policy must exist."""
+    default = [{"name": "train", "hooks": ["collect", *algorithm.hooks]}]
+    own = catalog.algorithm_class(config.algorithm).phases
+    blocks = config.training.phases or own or default
     phases = parse_phases(blocks)
     problems = []
     for phase in phases:
         legal = {
-            "hook": ["collect", "evaluate", *workflow.hooks],
+            "hook": ["collect", "evaluate", *algorithm.hooks],
             "buffer": list(buffers),
             "policy": registry.names("workflow"),
         }
@@ -368,17 +369,17 @@ def make_phases(
             for kind, name in asked
             if name and name not in (known := legal[kind])
         ]
-    problems = problems or buffer_problems(workflow, phases, buffers)
+    problems = problems or buffer_problems(algorithm, phases, buffers)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return phases
 
 
 def buffer_problems(
-    workflow: Workflow, phases: Sequence[PhaseDefinition], buffers: Mapping[str, Buffer]
+    algorithm: Algorithm, phases: Sequence[PhaseDefinition], buffers: Mapping[str, Buffer]
 ) -> list[str]:
     """Buffers that an algorithm cannot learn from, and parts of a union that nobody fills."""
-    first, kind = next(iter(buffers)), type(workflow).__name__
+    first, kind = next(iter(buffers)), type(algorithm).__name__
     collecting = [buffers[p.buffer or first] for p in phases if "collect" in p.hooks]
     filled = {id(next(iter(getattr(each, "parts", {"": each}).values()))) for each in collecting}
     problems = []
@@ -386,13 +387,13 @@ def buffer_problems(
     for name in dict.fromkeys(learning):
         buffer = buffers[name]
         kinds = {"transitions": (Replay, "uniform"), "sequences": (Sequences, "sequence")}
-        wanted, example = kinds.get(workflow.learns_from, (object, ""))
+        wanted, example = kinds.get(algorithm.learns_from, (object, ""))
         if not isinstance(buffer, wanted):
             problems.append(
-                f"buffers.{name}: {kind} learns from {workflow.learns_from}, "
+                f"buffers.{name}: {kind} learns from {algorithm.learns_from}, "
                 f"which a buffer such as {{type: {example}}} gives"
             )
-        if isinstance(buffer, Replay) and type(workflow).sample is Workflow.sample:
+        if isinstance(buffer, Replay) and type(algorithm).sample is Algorithm.sample:
             problems.append(
                 f"buffers.{name}: {kind} learns from the latest rollout, use {{type: rollout}}"
             )
@@ -454,22 +455,23 @@ def is_endless(config: RunConfig, spec: EnvSpec) -> bool:
 
 
 def make_evaluator(
-    config: RunConfig, workflow: Workflow, streams: Streams, stop: StopRequest | None = None
+    config: RunConfig, algorithm: Algorithm, streams: Streams, stop: StopRequest | None = None
 ) -> Callable[[str, int], Evaluation]:
     """Evaluation on its own environments, seeds and random streams.
 
     The final test ends at the first signal, an evaluation within the run at the second: the run
     must be saved after it, not within it.
 
-    The environments are made anew each time: an evaluation depends on the policy and the seeds
+    The environments are made again each time: an evaluation depends on the policy and the seeds
     only, so a resumed run measures what the uninterrupted one measured.
     """
-    endless = is_endless(config, workflow.context.spec)
+    endless = is_endless(config, algorithm.context.spec)
     if endless:
         limited = replace(config.environment, max_episode_steps=MOST_EVALUATED)
         config = replace(config, environment=limited)
 
     def run(purpose: str, episodes: int) -> Evaluation:
+        assert config.evaluation.num_envs != "auto", "resolve the config first"
         count = min(config.evaluation.num_envs, episodes)
         own_seeds = seeds(config.experiment.seed, purpose, count)
         with (
@@ -477,15 +479,15 @@ def make_evaluator(
             closing(make_environment(config, purpose, count)) as environment,
         ):
             seen = evaluate(
-                workflow.act,
+                algorithm.act,
                 environment,
                 seeds=own_seeds,
                 episodes=episodes,
                 deterministic=config.evaluation.deterministic,
-                initial_state=workflow.initial_state(count),
+                initial_state=algorithm.initial_state(count),
                 device=config.experiment.device,
                 interrupted=lambda: stop is not None and stop.count > (purpose != "test"),
-                record=purpose == "eval" and config.logging.pictures and workflow.draws,
+                record=purpose == "eval" and config.logging.pictures and algorithm.draws,
             )
         if endless and max(seen.lengths) >= MOST_EVALUATED:
             log.warning(

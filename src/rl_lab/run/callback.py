@@ -18,7 +18,7 @@ class Callback:
     that join it with other options. With `state_dict` and `load_state_dict` (plain data, arrays,
     tensors) a callback is saved in every checkpoint and resumed exactly. An exception ends the run.
 
-    Of the run, rely on `config`, `workflow` (the algorithm), `counters` (`env_steps`, `updates`),
+    Of the run, rely on `config`, `algorithm`, `counters` (`env_steps`, `updates`),
     `sinks.say(text)`, `progress.note(metrics, mean=False)` for the next row of metrics, and
     `resources.callback(function)` for what is to be done when it is closed.
     """
@@ -30,7 +30,7 @@ class Callback:
         """A rollout, an update or an evaluation reported metrics, by their full names."""
 
     def after_update(self, run: "Orchestrator", hook: str) -> None:
-        """An update hook of the algorithm returned; its metrics were not looked at yet."""
+        """An update hook of the algorithm returned; its metrics were not checked yet."""
 
     def after_evaluation(self, run: "Orchestrator", evaluation: Evaluation) -> None:
         """The policy was evaluated; the metrics of it are reported next."""

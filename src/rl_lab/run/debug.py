@@ -85,13 +85,13 @@ class WeightLog(Callback):
         """Open the file, and let optimizers keep their gradients."""
         self.log = MetricLog(run.folder / "logs" / WEIGHTS)
         run.resources.callback(self.log.close)
-        for part in run.workflow.parts().values():
+        for part in run.algorithm.parts().values():
             if isinstance(part, Learner):
                 part.inspected = True
 
     def after_update(self, run: Orchestrator, hook: str) -> None:
         """One row."""
-        parts = run.workflow.parts()
+        parts = run.algorithm.parts()
         gradients = named_gradients(parts)
         bad = [name for name, each in gradients.items() if not bool(torch.isfinite(each).all())]
         if bad:

@@ -22,7 +22,7 @@ from rl_lab.records.formatting import fixed
 from rl_lab.records.metrics import METRICS_CHECKSUM, check_rows
 from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
-from rl_lab.run.build import build_run, make_context, make_workflow
+from rl_lab.run.build import build_run, make_algorithm, make_context
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.out_of_memory import explaining_memory
 from rl_lab.run.session import (
@@ -188,10 +188,10 @@ def reschedule(origin: Origin, config: RunConfig, schedules: str) -> tuple[RunCo
 
 
 def as_built(config: RunConfig) -> Mapping[str, Any]:
-    """The plain attributes of a workflow that has not done anything yet."""
+    """The plain attributes of an algorithm that has not done anything yet."""
     context = make_context(config)
     with closing(context.train_environment):
-        return dict(make_workflow(config, context).get_state()[VALUES])
+        return dict(make_algorithm(config, context).get_state()[VALUES])
 
 
 def begin_from(
@@ -201,7 +201,7 @@ def begin_from(
     if different := changed_numerics(run, origin.manifest):
         words = ", ".join(different)
         run.sinks.say(f"WARNING: not bit for bit: {words} changed since the checkpoint")
-    run.load(_with_new_values(origin.state, built, run.workflow.get_state()[VALUES]))
+    run.load(_with_new_values(origin.state, built, run.algorithm.get_state()[VALUES]))
     progress, scheduler = run.progress, run.scheduler
     exact = run.environment.snapshot_level in EXACT
     progress.resumes = 0 if exact else progress.resumes + 1

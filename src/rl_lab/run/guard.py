@@ -45,7 +45,7 @@ def nonfinite_paths(tree: Tree, path: str = "") -> set[str]:
     """Where a tree has a tensor or an array with a NaN or an infinity in it."""
     if isinstance(tree, Tensor):
         if not tree.is_floating_point() or math.isfinite(tree.sum()):
-            return set()  # one pass; a sum may also overflow, so a bad one is looked at again
+            return set()  # one pass; a sum may also overflow, so a bad one is checked again
         return set() if bool(torch.isfinite(tree).all()) else {path}
     if isinstance(tree, np.ndarray):
         return {path} if tree.dtype.kind == "f" and not np.isfinite(tree).all() else set()
@@ -53,7 +53,7 @@ def nonfinite_paths(tree: Tree, path: str = "") -> set[str]:
         pairs: Any = tree.items()
     elif isinstance(tree, (list, tuple)):
         pairs = enumerate(tree)
-    else:  # a plain number is somebody's own mark, such as a best score of minus infinity
+    else:  # a plain number is a user's own mark, such as a best score of minus infinity
         return set()
     found: set[str] = set()
     for key, each in pairs:
@@ -83,7 +83,7 @@ def check_update(hook: str, numbers: Mapping[str, float]) -> None:
 def check_score(score: float) -> None:
     """Before an evaluation is compared with earlier ones."""
     if not math.isfinite(score):
-        raise NonFiniteError(f"an evaluation returned {score}; it was not judged")
+        raise NonFiniteError(f"an evaluation returned {score}; it was not used")
 
 
 def learned(run: "Orchestrator") -> Tree:
@@ -94,7 +94,7 @@ def learned(run: "Orchestrator") -> Tree:
         if isinstance(part, Stateful)
     }
     return {
-        "workflow": run.workflow.get_state(),
+        "workflow": run.algorithm.get_state(),
         "policies": {name: each.get_state() for name, each in run.policies.items()},
         "components": components,
         "collector": run.collector.state_dict(),

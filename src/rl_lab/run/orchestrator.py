@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.collect.evaluate import Evaluation, Interrupted
 from rl_lab.core.batch import Metrics
 from rl_lab.core.clock import Counters
@@ -39,8 +39,8 @@ class Orchestrator:
 
     config: RunConfig
     folder: Path
-    workflow: Workflow
-    policies: Mapping[str, Workflow]  # other policies that phases collect with
+    algorithm: Algorithm
+    policies: Mapping[str, Algorithm]  # other policies that phases collect with
     components: Mapping[str, Any]
     environment: VectorEnv
     collector: Collector
@@ -67,12 +67,17 @@ class Orchestrator:
         self.row_start = Counters()  # as they were at the last row
         # A best state that a full disk had no room for: step, state, score, manifest.
         self.unsaved_best: tuple[int, Tree, float | None, dict[str, Any]] | None = None
-        self.warned: set[str] = set()  # the workflow's warnings, each printed once
+        self.warned: set[str] = set()  # the algorithm's warnings, each printed once
         self.hooks: dict[str, Callable[..., Metrics]] = {
-            name: getattr(self.workflow, name) for name in self.workflow.hooks
+            name: getattr(self.algorithm, name) for name in self.algorithm.hooks
         }
         self.callbacks: dict[str, Callback] = {}
         self.guard = Guard(self)
+
+    @property
+    def workflow(self) -> Algorithm:
+        """The algorithm, by its name in earlier versions."""
+        return self.algorithm
 
     def add_callback(self, name: str, callback: Callback) -> None:
         """Call it from now on."""
@@ -80,7 +85,7 @@ class Orchestrator:
         self.callbacks[name] = callback
 
     def run(self) -> bool:
-        """Until the phases are over or somebody asks to stop. True if the run is complete."""
+        """Until the phases are over or a stop is requested. True if the run is complete."""
         while True:
             try:
                 return self.go_on()
@@ -111,25 +116,25 @@ class Orchestrator:
         return True
 
     def execute(self, action: str) -> None:
-        """One hook: collect, evaluate, or an update of the workflow."""
+        """One hook: collect, evaluate, or an update of the algorithm."""
         started = time.perf_counter()
         phase = self.scheduler.view()
         buffer = self.buffers[phase["buffer"] or next(iter(self.buffers))]
         steps = updates = 0
         with self.guard.watching(action) as evidence:
             if action == "collect":
-                policy = self.policies.get(phase["policy"] or "", self.workflow)
+                policy = self.policies.get(phase["policy"] or "", self.algorithm)
                 result = policy.collect_step(self.counters.env_steps, phase=phase)
                 if (rows := result.trajectory) is not None:
                     check_data(rows)
                     buffer.add(rows)
-                    self.workflow.track_statistics(rows)
+                    self.algorithm.track_statistics(rows)
                 self.counters.env_steps += (steps := result.steps)
                 self.counters.episodes += result.episodes
                 self.note(numbers_of(result.metrics, "collect"))
             elif action == "evaluate":
                 self.measure()
-            elif (batch := self.workflow.sample(buffer, hook=action, phase=phase)) is not None:
+            elif (batch := self.algorithm.sample(buffer, hook=action, phase=phase)) is not None:
                 evidence.batch = batch
                 numbers = numbers_of(self.hooks[action](batch, phase=phase), action)
                 for callback in self.callbacks.values():
@@ -208,7 +213,7 @@ class Orchestrator:
         self.row_start, self.seconds = replace(self.counters), {}
         with undisturbed():  # a display may draw random numbers
             self.sinks.write(step, row | timing)
-        for line in self.workflow.warnings(row):
+        for line in self.algorithm.warnings(row):
             if line not in self.warned:
                 self.warned.add(line)
                 self.sinks.say(f"WARNING: {line}")
@@ -247,7 +252,7 @@ class Orchestrator:
     def state(self) -> Tree:
         """Everything that changes while training. Not listed here = not saved."""
         return {
-            "workflow": self.workflow.get_state(),
+            "workflow": self.algorithm.get_state(),
             "policies": {name: each.get_state() for name, each in self.policies.items()},
             "parts": {name: part.state_dict() for name, part in self._parts()},
             "metrics_offset": self.metrics.position(),
@@ -285,8 +290,8 @@ class Orchestrator:
             callback.after_rollback(self, step)
 
     def load_learned(self, state: Tree) -> None:
-        """Only what was learned: the workflow, and its components."""
-        self.workflow.set_state(state["workflow"])
+        """Only what was learned: the algorithm, and its components."""
+        self.algorithm.set_state(state["workflow"])
         for name, part in self.components.items():
             if isinstance(part, Stateful):
                 part.load_state_dict(state["parts"][f"component.{name}"])

@@ -161,7 +161,7 @@ class PhaseScheduler:
         return phase is not None and phase.type == "offline"
 
     def view(self) -> Mapping[str, Any]:
-        """The running phase as workflows see it."""
+        """The running phase as algorithms see it."""
         phase = self.current_phase()
         assert phase is not None
         return MappingProxyType(
@@ -213,7 +213,7 @@ class PhaseScheduler:
         self.cycle_progress += 1
 
     def complaints(self, updates: int, num_envs: int = 1) -> list[str]:
-        """What a finished run should be told, which took so many updates in all."""
+        """Notes about a finished run, which took `updates` updates in all."""
         begun = self.phases[: self.begun]
         wanted = {phase.name: phase.until[0] for phase in begun if phase.until}
         said = [
@@ -225,7 +225,7 @@ class PhaseScheduler:
             said.append("nothing was learned: the buffer never had enough for one update")
         collecting = [hook for phase in self.phases for hook in phase.hooks].count("collect")
         if collecting > 1 and self.total_steps >= self.total_timesteps + num_envs:
-            said.append(  # of a single one it was told before
+            said.append(  # of a single one it was reported before
                 f"the run took {self.total_steps:,} steps, not total_timesteps "
                 f"{self.total_timesteps:,}: its last cycle could not be shorter"
             )
@@ -290,7 +290,7 @@ class PhaseScheduler:
         return min(max(shares), 1.0)
 
 
-def _flatten(blocks: Any, path: str, problems: list[str]) -> list[PhaseDefinition]:
+def _flatten(blocks: Sequence[object], path: str, problems: list[str]) -> list[PhaseDefinition]:
     phases: list[PhaseDefinition] = []
     for number, block in enumerate(blocks):
         here = f"{path}[{number}]"

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_lab.algorithms.base import Workflow
+from rl_lab.algorithms.base import Algorithm
 from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.collect.evaluate import Evaluation
 from rl_lab.config.resolve import resolve
 from rl_lab.config.tree import config_hash
 from rl_lab.core.batch import Array, Obs
 from rl_lab.core.errors import UserError
-from rl_lab.core.protocols import WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Stateful, Tree
 from rl_lab.core.tree import first_leaf, map_leaves, where_rows
@@ -24,20 +24,25 @@ from rl_lab.envs.make import single_spaces
 from rl_lab.envs.spaces import Frames, action_converter
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory, find_run
-from rl_lab.run.build import make_context, make_evaluator, make_workflow
+from rl_lab.run.build import make_algorithm, make_context, make_evaluator
 from rl_lab.run.session import file_hash, fitting, load_config
 
 
 @dataclass(frozen=True)
 class LoadedPolicy:
-    """A workflow as it was at one checkpoint."""
+    """An algorithm as it was at one checkpoint."""
 
     run: RunDirectory
     step: int
     config: RunConfig
-    context: WorkflowContext
-    workflow: Workflow
+    context: AlgorithmContext
+    algorithm: Algorithm
     evaluate: Callable[[str, int], Evaluation]  # (purpose, episodes)
+
+    @property
+    def workflow(self) -> Algorithm:
+        """The algorithm, by its name in earlier versions."""
+        return self.algorithm
 
 
 def load(
@@ -69,7 +74,7 @@ def load(
             config,
             experiment=experiment,
             evaluation=replace(config.evaluation, deterministic=deterministic),
-            compute=replace(config.compute, compile="off"),  # nothing will be learnt
+            compute=replace(config.compute, compile="off"),  # nothing will be learned
             buffers={},  # nor remembered
         )
     )
@@ -83,14 +88,14 @@ def load(
         step = manifest["step"]
         warn(f"run {directory.id}: config.yaml was changed after the checkpoint at step {step}")
     context = make_context(config)
-    workflow = make_workflow(config, context)
+    algorithm = make_algorithm(config, context)
     with fitting(manifest):
-        workflow.set_state(state["workflow"])
+        algorithm.set_state(state["workflow"])
         for role, part in context.components.items():
             if isinstance(part, Stateful):
                 part.load_state_dict(state["parts"][f"component.{role}"])
-    evaluate = make_evaluator(config, workflow, context.rng)
-    return LoadedPolicy(directory, int(manifest["step"]), config, context, workflow, evaluate)
+    evaluate = make_evaluator(config, algorithm, context.rng)
+    return LoadedPolicy(directory, int(manifest["step"]), config, context, algorithm, evaluate)
 
 
 @dataclass(repr=False)
@@ -130,7 +135,7 @@ class Policy:
         own_units = convert if stretch is None else lambda unit: convert(stretch(unit))
         return cls(loaded, to_action=own_units, frames=Frames(observation))
 
-    def act(self, obs: Any, *, deterministic: bool = True) -> Any:
+    def act(self, obs: Obs, *, deterministic: bool = True) -> Any:
         """Choose the action for one observation, or for each of a batch.
 
         Args:
@@ -151,22 +156,22 @@ class Policy:
     def tensors(self, batch: Obs) -> Obs:
         """Rows of observations as the algorithm takes them, with as many rows of memory."""
         count = len(first_leaf(batch))
-        workflow, device = self.loaded.workflow, self.loaded.config.experiment.device
+        algorithm, device = self.loaded.algorithm, self.loaded.config.experiment.device
         if self.rows != count:
-            self.memory, self.rows = workflow.initial_state(count), count
+            self.memory, self.rows = algorithm.initial_state(count), count
         return to_tensor(map_leaves(np.ascontiguousarray, batch), device)
 
     def decide(self, obs: Obs, *, deterministic: bool = True) -> Array:
         """Actions in policy space for `tensors`; a memory moves one step on."""
         with torch.no_grad():
-            decision = self.loaded.workflow.act(obs, self.memory, deterministic=deterministic)
+            decision = self.loaded.algorithm.act(obs, self.memory, deterministic=deterministic)
         self.memory = decision.state
         return to_array(decision.action)
 
     def describe(self, obs: Obs) -> dict[str, Array]:
         """What the policy thinks of `tensors` before it acts; see `Algorithm.describe`."""
         with torch.no_grad():
-            found = self.loaded.workflow.describe(obs, self.memory)
+            found = self.loaded.algorithm.describe(obs, self.memory)
         return {name: to_array(each) for name, each in found.items()}
 
     def reset(self, rows: NDArray[np.bool_] | None = None) -> None:
@@ -178,7 +183,7 @@ class Policy:
         if rows is None or self.memory is None:
             self.rows = 0
             return
-        fresh = self.loaded.workflow.initial_state(self.rows)
+        fresh = self.loaded.algorithm.initial_state(self.rows)
         device = self.loaded.config.experiment.device
         mask = torch.from_numpy(np.asarray(rows, dtype=np.bool_)).to(device)
         self.memory = where_rows(mask, fresh, self.memory)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rl_lab.config.catalog import workflow_class
+from rl_lab.config.catalog import algorithm_class
 from rl_lab.config.compose import compose
 from rl_lab.config.local_names import require_local
 from rl_lab.config.resolve import resolve
@@ -149,7 +149,7 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
 
 def doubts(config: RunConfig) -> list[str]:
     """What is legal and probably not meant."""
-    blocks = config.training.phases or workflow_class(config.algorithm).phases
+    blocks = config.training.phases or algorithm_class(config.algorithm).phases
     lines = never_reached(parse_phases(blocks), config.training.total_timesteps)
     return [*lines, *config.algorithm.warnings(config)]
 
@@ -277,7 +277,7 @@ def load_config(directory: RunDirectory, *, trust: bool = False) -> RunConfig:
 def find_weights(
     reference: str | None, root: Path, *, warn: Callable[[str], object]
 ) -> Tree | None:
-    """The workflow state that `training.warm_start` names."""
+    """The algorithm state that `training.warm_start` names."""
     if reference is None:
         return None
     directory, which = find_run(reference, root)
@@ -303,7 +303,7 @@ def drive(
             sinks.add(lambda: TensorBoardSink(events, purge_step=start, metrics_file=rows))
         if config.logging.wandb.enabled:
             before["wandb_id"] = add_wandb(orchestrator, directory, before.get("wandb_id"))
-        if config.logging.pictures and orchestrator.workflow.draws:
+        if config.logging.pictures and orchestrator.algorithm.draws:
             sinks.add(lambda: picture_sink(directory))
             orchestrator.add_callback("session/pictures", ShowPictures())
     orchestrator.add_callback("session/tensorboard", PurgeTensorBoard())
@@ -312,7 +312,7 @@ def drive(
     logging.getLogger("rl_lab").addHandler(told)
     orchestrator.resources.callback(logging.getLogger("rl_lab").removeHandler, told)
 
-    def record(status: str, **more: Any) -> dict[str, Any]:
+    def record(status: str, **more: object) -> dict[str, Any]:
         """Tell summary.json and the index; both may be read while the run goes on."""
         summary = {
             **before,
@@ -350,7 +350,9 @@ def drive(
                 return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
         except BaseException as error:
             failure = _stopped(error)
-            with suppress(OSError, RunError):  # a full disk, for example: the first error is told
+            with suppress(
+                OSError, RunError
+            ):  # a full disk, for example: the first error is reported
                 explain_failure(failure, orchestrator, directory)
                 record("failed", error=located(failure))
             if failure is error:
@@ -361,7 +363,7 @@ def drive(
 
 
 def _stopped(error: BaseException) -> BaseException:
-    """The error itself; `sys.exit` in somebody's code must not end the run without a word."""
+    """The error itself; `sys.exit` in a user's code must not end the run without a word."""
     if isinstance(error, SystemExit):
         failure = RunError(f"{located(error)} (code of a run must not end the process)")
         failure.__cause__ = error
@@ -376,8 +378,10 @@ def explain_failure(
     orchestrator.sinks.log(f"FAILED: {located(error)}\n{whole_traceback(error)}")
     if not isinstance(error, Exception):  # a second Ctrl-C
         return
-    steps = orchestrator.store.steps()
+    steps, step = orchestrator.store.steps(), orchestrator.counters.env_steps
     begin = f"from the checkpoint at step {steps[-1]:,}" if steps else "from the first step"
+    if lost := step - max(steps, default=0):
+        begin += f" (the {lost:,} steps since are played again)"
     error.add_note(
         f"to go on {begin}: rl-lab train --resume {from_here(directory.path)} "
         f"(the whole traceback is in its {directory.log_file.relative_to(directory.path)})"
@@ -461,8 +465,9 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "skipped": orchestrator.guard.skipped,
         "rollbacks": orchestrator.guard.rollbacks,
         "parameters": count_parameters(
-            [*orchestrator.workflow.parts().values(), *orchestrator.components.values()]
+            [*orchestrator.algorithm.parts().values(), *orchestrator.components.values()]
         ),
+        "optimum": orchestrator.environment.spec.optimum,
         "snapshot_level": level,
         "resume_exact": lost == 0 and (level in EXACT or progress.resumes == 0),
         "lost_workers": lost,

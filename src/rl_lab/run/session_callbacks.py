@@ -22,7 +22,7 @@ class ShowPictures(Callback):
     def after_evaluation(self, run: Orchestrator, evaluation: Evaluation) -> None:
         """Random numbers are borrowed: training does not notice."""
         with run.streams.borrowed("pictures/"):
-            run.sinks.draw(run.counters.env_steps, run.workflow.pictures(evaluation.paths))
+            run.sinks.draw(run.counters.env_steps, run.algorithm.pictures(evaluation.paths))
 
 
 class PurgeTensorBoard(Callback):

@@ -58,7 +58,7 @@ class Driver:
     looked: float = 0.0
 
     def run(self) -> bool:
-        """Until nothing is left, or somebody asks to stop. True if the sweep is complete."""
+        """Until nothing is left, or a stop is requested. True if the sweep is complete."""
         for trial in self.tuner.open():
             self._plan(trial)
         with self._signals():

@@ -43,7 +43,7 @@ def usable() -> list[int]:
 
 def _prepare(slot: int, threads: int, parent: int) -> None:
     """In the new process, before it runs anything."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # also where this process was told to ignore it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # also where this process ignores it
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores(slot, threads, usable()))
     if sys.platform == "linux":

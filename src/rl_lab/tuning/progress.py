@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rl_lab.display.live_table import LiveTable, Picture
 from rl_lab.records.formatting import format_duration
@@ -12,7 +11,7 @@ from rl_lab.tuning import jobs
 from rl_lab.tuning.driver import Driver, short, trial_count
 from rl_lab.tuning.space import Choice, Settings, Space, short_names
 from rl_lab.tuning.sweep_file import Sweep
-from rl_lab.tuning.tuner import best
+from rl_lab.tuning.tuner import Suggestion, best
 
 TICK_SECONDS = 1.0  # between two looks
 WORDS = {"complete": "done", "fail": "failed"}
@@ -65,7 +64,7 @@ def overview(driver: Driver) -> Overview:
     return Overview(sorted(rows, key=order), len(rows) - len(unfinished), trials, left, winner)
 
 
-def _row(driver: Driver, trial: Any, state: str, value: float | None) -> Row:
+def _row(driver: Driver, trial: Suggestion, state: str, value: float | None) -> Row:
     """A trial of the journal, with what its seeds at work have measured so far."""
     sweep = driver.sweep
     if state != "running":

@@ -144,7 +144,7 @@ def _pictures(
 
 
 def _parallel(sweep: Sweep, results: Sequence[Result]) -> str:
-    """A line for each trial through its values; the darker, the better. Grey: without a value."""
+    """A line for each trial through its values; the darker, the better. Gray: without a value."""
     dimensions = sweep.space.dimensions
     names = [*short_names(dimensions).values(), sweep.objective.metric]
     told = [value for _, _, value in results if value is not None]

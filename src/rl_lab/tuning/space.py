@@ -38,10 +38,11 @@ class Range:
         """Whether its values are integers."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         """Whether it lies between them."""
-        fits = isinstance(value, int) if self.is_whole else isinstance(value, int | float)
-        return fits and self.low <= value <= self.high
+        if not isinstance(value, int if self.is_whole else int | float):
+            return False
+        return self.low <= value <= self.high
 
     @property
     def grid(self) -> tuple[Any, ...] | None:

@@ -126,7 +126,7 @@ class Tuner:
         return False
 
     def open(self) -> list[Suggestion]:
-        """Trials that were suggested and not told, oldest first."""
+        """Trials that were suggested and have no result, oldest first."""
         return [
             Suggestion(each.number, self.space.complete(self._plain(each.params)))
             for each in self.study.get_trials(deepcopy=False, states=[_state("RUNNING")])
@@ -153,7 +153,7 @@ class Tuner:
         ]
 
     def seeds(self, suggestion: Suggestion) -> list[float]:
-        """What was told about the seeds of a trial."""
+        """The results of the seeds of a trial."""
         return list(self.study.trials[suggestion.number].user_attrs.get(SEEDS, ()))
 
     def _trial(self, suggestion: Suggestion) -> Any:

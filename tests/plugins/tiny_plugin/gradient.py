@@ -13,7 +13,7 @@ from rl_lab.networks.actor_critic import ActorCritic
 class GradientConfig:
     """Its step size."""
 
-    learning_rate: float = option(1e-2, "step size of the optimiser")
+    learning_rate: float = option(1e-2, "step size of the optimizer")
 
 
 class Gradient(Workflow):

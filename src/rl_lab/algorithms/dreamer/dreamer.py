@@ -9,7 +9,7 @@ step in all versions; v1 and v2 also differentiate through what the policy sees;
 Box is a normal with a bounded mean; features are cut off from v3's value loss on replayed rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, cast
@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, cast
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles
+from rl_lab.algorithms.base import Algorithm, LearnsFrom, Optimized, Roles, Version
 from rl_lab.algorithms.dreamer.actor import LatentActor
 from rl_lab.algorithms.dreamer.imagination import (
     ActorCriticBatch,
@@ -38,9 +38,9 @@ from rl_lab.algorithms.dreamer.world_model import WORLD_PARTS, Scalar, WorldMode
 from rl_lab.algorithms.replay import (
     BUDGET_NAMES,
     averages,
-    require_chances,
     require_not_negative,
     require_positive,
+    require_probabilities,
     sample_windows,
     step_sizes,
     torch_optimizer,
@@ -58,6 +58,7 @@ from rl_lab.core.batch import (
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.compiled import Compiled
@@ -65,7 +66,7 @@ from rl_lab.core.learner import Learner, Loss, Update, all_or_nothing, scalar
 from rl_lab.core.optim import LaPropConfig, OptimizerConfig
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Sequences
 from rl_lab.core.returns import lambda_return
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.spec import Box
@@ -127,16 +128,16 @@ class DreamerV3Config(WorldConfig):
     actor_rate: float = option(3e-4, "step size for the policy")
     critic_rate: float = option(3e-4, "step size for the values")
     max_grad_norm: float = option(1000.0, "largest norm of a gradient")
-    optimizer: LaPropConfig = section(LaPropConfig, "the optimiser's own settings")
-    dynamics_scale: float = option(1.0, "weight of the KL that teaches the prior")
+    optimizer: LaPropConfig = section(LaPropConfig, "the optimizer's own settings")
+    dynamics_scale: float = option(1.0, "weight of the KL that trains the prior")
     posterior_scale: float = option(0.1, "weight of the KL that keeps the posterior predictable")
     free_nats: float = option(
-        1.0, "KL per step, summed over latents, below which nothing is learnt"
+        1.0, "KL per step, summed over latents, below which it has no gradient"
     )
     reward_scale: float = option(1.0, "weight of the loss of rewards")
     gamma: float = option(0.997, "discount factor")
-    horizon: int = option(15, "steps of a dream")
-    return_lambda: float = option(0.95, "how far returns trust dreams rather than values")
+    horizon: int = option(15, "steps of an imagined rollout")
+    return_lambda: float = option(0.95, "λ of the returns of imagined rollouts")
     actor_gradient: Literal["auto", "reinforce", "dynamics"] = option(
         "reinforce", "how the policy learns; auto: dynamics for a Box, reinforce for indices"
     )
@@ -148,14 +149,18 @@ class DreamerV3Config(WorldConfig):
         0.01, "share of the uniform distribution in policies of indices", fixed=True
     )
     exploration_noise: float = option(
-        0.0, "deviation of noise on collected actions; discrete: chance of a random one"
+        0.0, "deviation of noise on collected actions; discrete: probability of a random one"
     )
-    normalize_returns: bool = option(True, "returns are scaled by their spread, if that is above 1")
-    normalizer_rate: float = option(0.01, "how fast that spread follows")
-    slow_every: int = option(1, "gradient steps between two moves of the slow critic")
-    slow_rate: float = option(0.02, "how far it moves then: 1 copies")
-    slow_target: bool = option(False, "returns are bootstrapped from the slow critic")
-    slow_regularizer: float = option(1.0, "weight of the pull of the values towards the slow ones")
+    normalize_returns: bool = option(
+        True, "divide returns by the distance of their 5th and 95th percentile, if above 1"
+    )
+    normalizer_rate: float = option(0.01, "EMA step of these percentiles")
+    slow_every: int = option(1, "gradient steps between updates of the critic's target network")
+    slow_rate: float = option(0.02, "EMA step of that target network: 1 copies")
+    slow_target: bool = option(False, "bootstrap returns from the target network")
+    slow_regularizer: float = option(
+        1.0, "weight of the distance between values and those of the target network"
+    )
     replay_value_scale: float = option(0.3, "weight of the value loss on replayed rows")
 
     def __post_init__(self) -> None:
@@ -167,7 +172,7 @@ class DreamerV3Config(WorldConfig):
         for name, least in {"horizon": 1, "slow_every": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        require_chances(self, "return_lambda", "actor_unimix", "normalizer_rate", "slow_rate")
+        require_probabilities(self, "return_lambda", "actor_unimix", "normalizer_rate", "slow_rate")
         if self.squashed and self.actor_gradient == "reinforce":
             raise ValueError("squashed needs actor_gradient dynamics: it has no exact density")
         if self.squashed and extremes(self.entropy)[1] > 0:
@@ -232,15 +237,15 @@ def reinforce_loss(
 def dynamics_loss(
     actor: LatentActor,
     entropy_scale: Tensor,
-    *imagination: Any,
-    imagine: Any,
+    *imagination: object,
+    imagine: Callable[..., ActorCriticBatch],
     normalize_returns: bool,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Policy gradient through the world model: the returns of an imagined rollout.
 
     `aux` has the critic's targets and the updated percentiles of returns.
     """
-    batch: ActorCriticBatch = imagine(actor, *imagination)
+    batch = imagine(actor, *imagination)
     targets = batch.critic
     gain = targets.returns
     if normalize_returns:
@@ -299,7 +304,7 @@ class Dreamer(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: DreamerV3Config
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the learners of world model, actor and critic, the budgets and random streams."""
         super().initialize(context)
         config, space, parts = self.config, context.spec.action, context.components
@@ -392,7 +397,7 @@ class Dreamer(Algorithm):
         return self.collect(self.act, phase)
 
     @torch.no_grad()
-    def act(self, obs: Any, state: LatentState, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: LatentState, *, deterministic: bool) -> Action:
         """Update the latent state with the frame, then sample an action or take its mode.
 
         Deterministic decisions sample latents too, by noise that depends on the frame's number in
@@ -416,7 +421,7 @@ class Dreamer(Algorithm):
         after = {**latent, "action": vector, FRAME: state[FRAME] + 1}
         return Action(self.actor.to_action(vector), after, self._stored_latents(latent))
 
-    def _explored(self, vector: Tensor, obs: Any) -> Tensor:
+    def _explored(self, vector: Tensor, obs: Obs) -> Tensor:
         """Action vectors with exploration noise, or some of them replaced by random actions."""
         if not self.exploration_noise:
             return vector
@@ -437,13 +442,14 @@ class Dreamer(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Windows [K, T, B, …]; for `update_controller` the latent states of windows."""
         now = at(self.config, phase["step"])
         controls = hook == "update_controller"
         budget = self.controller_budget if controls else self.budget
         if controls and self.starts:  # as many as the world model has just learned from
-            budget.due(phase, now.replay_ratio, ready=buffer.ready(now.batch_length))
+            ready = cast(Sequences, buffer).ready(now.batch_length)
+            budget.due(phase, now.replay_ratio, ready=ready)
             return self.starts
         sizes = {"batch_size": now.batch_size, "batch_length": now.batch_length}
         windows = sample_windows(buffer, budget, phase, now.replay_ratio, **sizes)
@@ -604,23 +610,22 @@ class Dreamer(Algorithm):
         return newest_episode_pictures(self, self.world.spaces, OPEN_LOOP_STEPS)
 
 
-TWO_HOOKS = [{"name": "train", "hooks": ["collect", "update_world_model", "update_controller"]}]
+def _earlier(doc: str, config: type) -> Version:
+    """An earlier version: other values, both halves of an update as hooks, no stored latents."""
+    hooks = ["collect", "update_world_model", "update_controller"]
+    phases = [{"name": "train", "hooks": hooks}]
+    buffers = {"replay": {"type": "sequence"}}
+    return Version(Dreamer, doc, config=config, phases=phases, defaults={"buffers": buffers})
 
 
-class DreamerV2(Dreamer):
-    """Dreamer v2: model-based actor-critic that learns in imagination; discrete latents."""
-
-    Config: ClassVar[type | None] = DreamerV2Config
-    phases: ClassVar[list[dict[str, Any]]] = TWO_HOOKS
-    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
-
-
-class DreamerV1(Dreamer):
-    """Dreamer v1: model-based actor-critic that learns in imagination; Gaussian latents."""
-
-    Config: ClassVar[type | None] = DreamerV1Config
-    phases: ClassVar[list[dict[str, Any]]] = TWO_HOOKS
-    defaults: ClassVar[Mapping[str, Any]] = {"buffers": {"replay": {"type": "sequence"}}}
+DreamerV2 = _earlier(
+    "Dreamer v2: model-based actor-critic that learns in imagination; discrete latents.",
+    DreamerV2Config,
+)
+DreamerV1 = _earlier(
+    "Dreamer v1: model-based actor-critic that learns in imagination; Gaussian latents.",
+    DreamerV1Config,
+)
 
 
 def window_starts(rssm: RSSM, windows: Batch) -> LatentState:

@@ -20,10 +20,11 @@ from rl_lab.core.batch import (
     REWARD,
     Array,
     Batch,
+    Obs,
 )
 from rl_lab.core.errors import UserError
 from rl_lab.core.picture import Film, Lines, Picture
-from rl_lab.core.protocols import Imagination, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Imagination
 from rl_lab.core.spec import Space
 from rl_lab.core.tree import map_leaves, picked
 from rl_lab.networks.mlp import as_vector
@@ -55,7 +56,7 @@ class LatentImagination:
 
     @torch.no_grad()
     def step(
-        self, state: LatentState, action: Any, generator: torch.Generator
+        self, state: LatentState, action: object, generator: torch.Generator
     ) -> tuple[LatentState, Tensor, Tensor]:
         """After actions [N, …]: the states, rewards [N], and continue probabilities [N]."""
         device = state["deter"].device
@@ -78,7 +79,7 @@ class LatentImagination:
 def predict(
     imagination: Imagination,
     policy: LatentPolicy | None,
-    context: WorkflowContext,
+    context: AlgorithmContext,
     horizon: int,
     *,
     seen: Batch | None = None,
@@ -116,7 +117,7 @@ def predict(
     return stacked
 
 
-def newest_frames(context: WorkflowContext) -> Batch:
+def newest_frames(context: AlgorithmContext) -> Batch:
     """The last frames [T, 1, …] of an episode in the first buffer."""
     buffer: Any = next(iter(context.buffers.values()), None)
     window: Batch | None = buffer.newest(SEEN) if buffer is not None and buffer.ready() else None
@@ -142,7 +143,7 @@ def newest_episode_pictures(
 
 
 def open_loop_pictures(
-    spaces: Mapping[str, Space], truth: Any, predicted: Any
+    spaces: Mapping[str, Space], truth: object, predicted: object
 ) -> dict[str, Picture]:
     """True observations [T, 1, …] beside predicted ones, for each part of an observation.
 
@@ -162,7 +163,7 @@ def open_loop_pictures(
     return pictures
 
 
-def _parts(obs: Any) -> Mapping[str, Tensor]:
+def _parts(obs: Obs) -> Mapping[str, Tensor]:
     return obs if isinstance(obs, Mapping) else {OBS: obs}
 
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from rl_lab.algorithms.replay import LONGEST, ReplayConfig, window_problems
 from rl_lab.core.options import option
 from rl_lab.core.schedule import extremes
-from rl_lab.core.schema import Activation
+from rl_lab.core.schema import Activation, RunConfig
 from rl_lab.networks.mlp import Norm
 
 Convolutions = Literal["strided", "pooled"]
@@ -80,7 +80,7 @@ class WorldModelConfig:
         "strided", "strided: width 4, channels double; pooled: as in v3, width 5 and max-pooling"
     )
     activation: Activation = option("silu", "tanh, relu, elu, gelu or silu")
-    norm: Norm = option("rms", "normalisation of layers: none, layer or rms")
+    norm: Norm = option("rms", "normalization of layers: none, layer or rms")
     symlog_inputs: bool = option(True, "vectors are seen, and predicted, through symlog")
     two_hot: bool = option(True, "rewards and values as weights of bins; if not, as one number")
     symlog_scalars: bool = option(
@@ -138,7 +138,7 @@ class WorldConfig(WorldModelConfig, ReplayConfig):
     batch_size: int = option(8, "sequences of one gradient step")
     batch_length: int = option(32, "frames of each sequence")
     continue_scale: float = option(
-        1.0, "weight of the loss of continuations; 0: no end of an episode is foreseen"
+        1.0, "weight of the loss of the continue probability; 0: ends of episodes are not predicted"
     )
 
     def __post_init__(self) -> None:
@@ -150,14 +150,14 @@ class WorldConfig(WorldModelConfig, ReplayConfig):
         if self.optimizer.accumulate > 1:
             raise ValueError("optimizer.accumulate must be 1: a sequence cannot be cut into pieces")
 
-    def gradient_steps(self, run: Any) -> float:
+    def gradient_steps(self, run: RunConfig) -> float:
         """What compiling has to repay: a few minutes, but each step then takes half as long.
 
         The memory is unrolled, so with long sequences it would be many minutes.
         """
         return 6 * super().gradient_steps(run) if self.batch_length <= LONGEST else 0.0
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         if run.environment.normalize_obs:

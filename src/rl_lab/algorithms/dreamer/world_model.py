@@ -23,6 +23,7 @@ from rl_lab.core.batch import (
     REWARD,
     TERMINATED,
     Batch,
+    Obs,
 )
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.symlog import symexp, symexp_bins, symlog, two_hot_loss, two_hot_mean
@@ -228,7 +229,7 @@ class WorldModel(nn.Module):
         self.reward = Scalar(self.feature_dim, config, layers=sizes.head_layers)
         self.continues = Head(self.feature_dim, 1, config, layers=sizes.head_layers)
 
-    def embed(self, obs: Any) -> Tensor:
+    def embed(self, obs: Obs) -> Tensor:
         """Observations [..., *obs] to what the posterior reads, [..., E]."""
         embedding: Tensor = self.encoders(obs if isinstance(obs, Mapping) else {OBS: obs})
         return embedding

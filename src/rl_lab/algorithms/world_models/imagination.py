@@ -1,7 +1,6 @@
 """Rollouts imagined by M, from frames that V encodes."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ class FrameImagination:
 
     @torch.no_grad()
     def step(
-        self, state: State, action: Any, generator: torch.Generator
+        self, state: State, action: object, generator: torch.Generator
     ) -> tuple[State, Tensor, Tensor]:
         """After actions [N, …]: the states, rewards [N], and continue probabilities [N]."""
         device = state[LATENT].device

@@ -18,7 +18,7 @@ SMALLEST, LARGEST = -7.0, 4.0  # logarithms of the deviations: beyond them the l
 class Prediction(NamedTuple):
     """What comes next. K Gaussians for each of Z numbers."""
 
-    log_weight: Tensor  # [..., Z, K], normalised
+    log_weight: Tensor  # [..., Z, K], normalized
     mean: Tensor  # [..., Z, K]
     log_std: Tensor  # [..., Z, K]
     reward: Tensor  # [...]

@@ -57,17 +57,20 @@ from rl_lab.core.batch import (
     TERMINATED,
     TRUNCATED,
     Action,
+    Array,
     Batch,
     CollectResult,
     Metrics,
+    Obs,
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, Update, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.picture import Picture
-from rl_lab.core.protocols import Phase, WorkflowContext
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Sequences
 from rl_lab.core.schedule import at, extremes
+from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import MultiDiscrete
 from rl_lab.core.state import Tree
 from rl_lab.core.tree import picked
@@ -80,7 +83,7 @@ FRAME_PARTS = {  # roles of `components:`, and what is called of each
     "representation": ("encode", "decode", "pixels"),
     "dynamics": ("initial_state", "step", "sequence", "predict", "noise"),
 }
-DEFAULTS = {"representation": ConvVAE, "dynamics": MDNRNN}  # where `components:` says nothing
+DEFAULTS = {"representation": ConvVAE, "dynamics": MDNRNN}  # unless `components:` names another
 # Today's names of saved state, and those in checkpoints of earlier versions.
 OLD_NAMES = {
     "vae_learner.module": "vae",
@@ -126,7 +129,7 @@ class WorldModelsConfig(ReplayConfig):
     kl_tolerance: float = option(0.5, "nats per number of z that cost V nothing")
     vae_rate: float = option(1e-4, "step size for V")
     hidden: int = option(256, "width of M's memory")
-    mixtures: int = option(5, "Gaussians for each number that M foresees")
+    mixtures: int = option(5, "Gaussians for each number that M predicts")
     dynamics_rate: float = option(1e-3, "step size for M")
     reward_scale: float = option(1.0, "weight of M's loss of rewards")
     end_scale: float = option(1.0, "weight of M's loss of ends")
@@ -136,11 +139,13 @@ class WorldModelsConfig(ReplayConfig):
     )
     fitness: Literal["env", "dream"] = option("env", "where candidates for C are tried out")
     population: int = option(16, "candidates of a generation")
-    episodes: int = option(4, "episodes, or dreams, of each candidate; the same ones for all")
+    episodes: int = option(
+        4, "episodes, or imagined rollouts, of each candidate; the same ones for all"
+    )
     sigma: float = option(0.1, "deviation of the first candidates", fixed=True)
-    context: int = option(8, "real frames that lead into a dream")
-    horizon: int = option(200, "steps of a dream at most")
-    temperature: float = option(1.0, "of dreams: above 1, the unlikely is likelier than M thinks")
+    context: int = option(8, "real frames before an imagined rollout")
+    horizon: int = option(200, "steps of an imagined rollout at most")
+    temperature: float = option(1.0, "of M in imagined rollouts: above 1 makes them less certain")
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -167,7 +172,7 @@ class WorldModelsConfig(ReplayConfig):
         """Frames of the shortest window: where a transition begins, and where it ends."""
         return "batch_length", 2
 
-    def check(self, run: Any) -> list[str]:
+    def check(self, run: RunConfig) -> list[str]:
         """Problems that only show together with the rest of the configuration."""
         problems = super().check(run)
         problems += window_problems(run, *self.rows_needed())
@@ -187,7 +192,7 @@ class WorldModelsConfig(ReplayConfig):
             )
         return problems
 
-    def small(self, run: Any, *, call: int, before: int) -> list[dict[str, Any]]:
+    def small(self, run: RunConfig, *, call: int, before: int) -> list[dict[str, Any]]:
         """Short calls, short windows, and where C learns from episodes, few and short ones."""
         changes = super().small(run, call=call, before=before)
         envs = run.environment.num_envs
@@ -231,7 +236,7 @@ class WorldModels(Algorithm):
     old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: WorldModelsConfig
 
-    def initialize(self, context: WorkflowContext) -> None:
+    def initialize(self, context: AlgorithmContext) -> None:
         """Build the learners of V and M, the search for C, budgets and random streams."""
         super().initialize(context)
         config, spec, self.space = self.config, context.spec, context.spec.action
@@ -295,17 +300,17 @@ class WorldModels(Algorithm):
         """M's memory before an episode."""
         return self.dynamics.initial_state(batch)
 
-    def act(self, obs: Any, state: State, *, deterministic: bool) -> Action:
+    def act(self, obs: Obs, state: State, *, deterministic: bool) -> Action:
         """The actions of the search's mean; z is sampled, or its mean if deterministic."""
         return self._decide(obs, state, self.search.mean[None], deterministic=deterministic)
 
-    def try_out(self, obs: Any, state: State, *, deterministic: bool) -> Action:
+    def try_out(self, obs: Obs, state: State, *, deterministic: bool) -> Action:
         """Each environment with the actions of its own candidate."""
         candidates = self.search.ask()[self.trials.candidates]
         return self._decide(obs, state, candidates, deterministic=True)
 
     @torch.no_grad()
-    def _decide(self, obs: Any, state: State, rows: Any, *, deterministic: bool) -> Action:
+    def _decide(self, obs: Obs, state: State, rows: Array, *, deterministic: bool) -> Action:
         """The actions of one controller for all [1, n], or of one for each environment [N, n]."""
         latent, log_var = self.vae.encode(obs)
         if not deterministic:
@@ -353,15 +358,15 @@ class WorldModels(Algorithm):
 
     # ----------------------------------------------------------------------------------- learning
 
-    def sample(self, buffer: Any, *, hook: str, phase: Phase) -> Batch | None:
+    def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Frames for V, windows for M; for C the returns of a generation, or starts of rollouts."""
-        now = at(self.config, phase["step"])
+        now, frames = at(self.config, phase["step"]), cast(Sequences, buffer)
         self.temperature = now.temperature
         if hook == "update_controller":
-            return self._returns() if now.fitness == "env" else self._starts(buffer, now)
+            return self._returns() if now.fitness == "env" else self._starts(frames, now)
         length = 1
         if hook != "update_vae":  # one frame more than transitions, as long as episodes allow
-            length = max(buffer.window_length(now.batch_length + 1), 2)
+            length = max(frames.window_length(now.batch_length + 1), 2)
         budget = self.dynamics_budget if hook == "update_dynamics" else self.budget
         size = now.batch_size if hook == "update_vae" else now.sequences
         return sample_windows(
@@ -372,7 +377,7 @@ class WorldModels(Algorithm):
         """Of every candidate, once all trials are complete."""
         return {FITNESS: torch.from_numpy(self.trials.returns())} if self.trials.complete else None
 
-    def _starts(self, buffer: Any, now: WorldModelsConfig) -> Batch | None:
+    def _starts(self, buffer: Sequences, now: WorldModelsConfig) -> Batch | None:
         """Windows after which imagined rollouts begin."""
         if not buffer.ready(now.context):
             return None
@@ -426,7 +431,7 @@ class WorldModels(Algorithm):
             **step_sizes(now.dynamics_rate, now.max_grad_norm, device),
         )
 
-    def _normal(self, size: Any) -> Tensor:
+    def _normal(self, size: Sequence[int]) -> Tensor:
         noise = torch.randn(size, generator=self.model_rng, device=self.model_rng.device)
         return noise.to(self.context.device)
 

@@ -116,7 +116,7 @@ def upgrade(
     for old, new in RENAMED.items():
         move.rename(old, new)
     flat = (_images, _vectors, _policy, _optimizer, _schedules, _evaluation, _spaces)
-    for special in (*flat, _device, _normalisation, _wrapper, _buffer, _network):
+    for special in (*flat, _device, _normalization, _wrapper, _buffer, _network):
         special(move)
     if move.problems:
         raise ConfigError(move.problems)
@@ -349,7 +349,7 @@ def _device(move: _Move) -> None:
         move.done.insert(0, (f"{path} cuda", "auto"))  # never hidden behind "and 9 more"
 
 
-def _normalisation(move: _Move) -> None:
+def _normalization(move: _Move) -> None:
     if move.get("environment.normalize_obs") == "rolling":
         move.put("environment.normalize_obs", "running")
 

@@ -5,7 +5,7 @@ their state is in plain attributes, where `rl_lab.envs.snapshot` finds it.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +20,13 @@ from rl_lab.envs.wrappers.discrete import (
     OneHotObservation,
 )
 from rl_lab.envs.wrappers.image import Crop, Grayscale, Resize
-from rl_lab.envs.wrappers.observation import MaskObservation, ScaleObservation
+from rl_lab.envs.wrappers.observation import (
+    MaskObservation,
+    NoisyObservation,
+    PositionOnly,
+    ScaleObservation,
+    VelocityOnly,
+)
 from rl_lab.envs.wrappers.reward import CountBonus, RewardShape
 from rl_lab.envs.wrappers.start import SkipStart
 from rl_lab.envs.wrappers.time import ActionRepeat, FrameSkip, FrameStack, TimeAware
@@ -36,7 +42,9 @@ __all__ = [
     "FrameStack",
     "Grayscale",
     "MaskObservation",
+    "NoisyObservation",
     "OneHotObservation",
+    "PositionOnly",
     "RescaleAction",
     "Resize",
     "RewardShape",
@@ -44,6 +52,7 @@ __all__ = [
     "SkipStart",
     "StickyActions",
     "TimeAware",
+    "VelocityOnly",
     "WrapperBlock",
     "check_wrappers",
     "wrap",
@@ -94,7 +103,7 @@ def _load(block: WrapperBlock) -> tuple[Any, dict[str, Any]]:
     return wrapper, {key: getattr(checked, key) for key in arguments}
 
 
-def _refused(id: str, wrapper: Any, error: Exception) -> UserError:
+def _refused(id: str, wrapper: Callable[..., object], error: Exception) -> UserError:
     """What a wrapper did not like, and what it takes."""
     parameters = ", ".join(list(inspect.signature(wrapper).parameters)[1:]) or "no arguments"
     problems = ", ".join(str(error).splitlines())

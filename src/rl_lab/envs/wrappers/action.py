@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl_lab.core import registry, seeding
-from rl_lab.core.batch import ACTION_MASK, Array
+from rl_lab.core.batch import ACTION_MASK, Array, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import limits
 from rl_lab.envs.wrappers import arguments
@@ -39,7 +39,7 @@ class StickyActions(gym.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """A new episode; a seed starts the stream anew."""
+        """A new episode; a seed restarts the stream."""
         if seed is not None:
             self.random = np.random.default_rng(seeding.sequence(seed, "StickyActions"))
         self.last_action = None
@@ -126,7 +126,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         shown = self._with_mask(obs, info, ended=terminated or truncated)
         return shown, reward, terminated, truncated, info
 
-    def _with_mask(self, obs: Any, info: dict[str, Any], *, ended: bool) -> dict[str, Any]:
+    def _with_mask(self, obs: Obs, info: dict[str, Any], *, ended: bool) -> dict[str, Any]:
         if ACTION_MASK not in info:
             raise UserError(f"this environment gives no info['{ACTION_MASK}']")
         given = info[ACTION_MASK]

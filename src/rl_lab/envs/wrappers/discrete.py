@@ -103,7 +103,7 @@ class OneHotObservation(gym.ObservationWrapper[Any, Any, Any]):
             raise UserError(f"needs a Discrete observation, got {arguments.said(space)}")
         self.observation_space = spaces.Box(0, 1, (spaces.flatdim(space),), np.float32)
 
-    def observation(self, observation: object) -> Array:
+    def observation(self, observation: int) -> Array:
         """As float32, which is what networks eat."""
         return np.asarray(spaces.flatten(self.env.observation_space, observation), np.float32)
 
@@ -130,7 +130,7 @@ class DiscreteEncoder(gym.ObservationWrapper[Any, Any, Any]):
         top = largest if encoding == "array" else 1
         self.observation_space = spaces.Box(0, top, (self.size,), np.float32)
 
-    def observation(self, observation: Any) -> Array:
+    def observation(self, observation: int) -> Array:
         """Counted from 0; of binary digits the highest comes first."""
         index = int(observation) - self.start
         if self.encoding == "array":

@@ -21,9 +21,9 @@ _LUMA = (299, 587, 114)  # thousandths of red, green and blue (ITU-R BT.601)
 
 @registry.register("wrapper", "Grayscale")
 class Grayscale(gym.ObservationWrapper[Any, Any, Any]):
-    """Makes a colour image grey, by brightness: (H, W), or one channel with `keep_channel`."""
+    """Makes a color image gray, by brightness: (H, W), or one channel with `keep_channel`."""
 
-    # Gymnasium's own cuts the sum of three rounded products: a grey 43 becomes 42.
+    # Gymnasium's own cuts the sum of three rounded products: a gray 43 becomes 42.
 
     def __init__(self, env: gym.Env[Any, Any], keep_channel: bool = False) -> None:
         super().__init__(env)
@@ -31,19 +31,19 @@ class Grayscale(gym.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         shape = tuple(space.shape or ())
         if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) != 3:
-            raise UserError(f"needs a colour image of type uint8, got {arguments.said(space)}")
+            raise UserError(f"needs a color image of type uint8, got {arguments.said(space)}")
         self.axis = -1 if shape[-1] == 3 else 0
         if shape[self.axis] != 3:
             raise UserError(f"needs an image with 3 channels, got {arguments.said(space)}")
-        grey = self.observation(np.zeros(shape, np.uint8))
-        self.observation_space = spaces.Box(0, 255, grey.shape, np.uint8)
+        gray = self.observation(np.zeros(shape, np.uint8))
+        self.observation_space = spaces.Box(0, 255, gray.shape, np.uint8)
 
     def observation(self, observation: Array) -> Array:
-        """Weighted in whole numbers and rounded: a grey pixel keeps its value."""
+        """Weighted in whole numbers and rounded: a gray pixel keeps its value."""
         channels = np.moveaxis(observation, self.axis, 0).astype(np.uint32)
         total = sum(weight * each for weight, each in zip(_LUMA, channels, strict=True))
-        grey = ((total + 500) // 1000).astype(np.uint8)
-        return np.expand_dims(grey, self.axis) if self.keep_channel else grey
+        gray = ((total + 500) // 1000).astype(np.uint8)
+        return np.expand_dims(gray, self.axis) if self.keep_channel else gray
 
 
 @registry.register("wrapper", "Crop")

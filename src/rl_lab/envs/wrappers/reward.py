@@ -1,7 +1,7 @@
 """Wrappers of the reward. They are for training only: evaluation sees the environment's own."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
@@ -36,7 +36,7 @@ class RewardShape(gym.RewardWrapper[Any, Any]):
                 raise UserError(f"clip must be [low, high], got {clip!r}")
             self.low, self.high = clip
 
-    def reward(self, reward: Any) -> float:
+    def reward(self, reward: SupportsFloat) -> float:
         """What the learner gets."""
         return min(max(self.scale * float(reward) + self.offset, self.low), self.high)
 

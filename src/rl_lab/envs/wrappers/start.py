@@ -17,7 +17,7 @@ class SkipStart(gym.Wrapper[Any, Any, Any, Any]):
     """Plays `steps` steps of doing nothing before an episode is shown: CarRacing zooms in first.
 
     Doing nothing is an action of zeros. The rewards of these steps are lost; a time limit counts
-    them. An episode that ends in them begins anew, and is shown from its first frame.
+    them. An episode that ends in them begins again, and is shown from its first frame.
     """
 
     def __init__(self, env: gym.Env[Any, Any], steps: Annotated[int, limits(low=0)] = 50) -> None:

@@ -20,7 +20,7 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
     """Shows the last `frames` observations of the episode, the newest last.
 
     The first one of an episode fills all places. Images with channels are joined along them;
-    anything else gets a new first axis, so a grey (H, W) becomes (frames, H, W).
+    anything else gets a new first axis, so a gray (H, W) becomes (frames, H, W).
     """
 
     # Gymnasium's own keeps references: an environment that reuses its array would change the past.
@@ -117,7 +117,7 @@ class TimeAware(gym.ObservationWrapper[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         space = arguments.vector(env)
-        _time_limit(env)  # is there one? A replayed environment makes it anew, so it is not kept
+        _time_limit(env)  # is there one? A replayed environment makes it again, so it is not kept
         self.dtype = arguments.floating(space)
         low, high = np.append(space.low, 0), np.append(space.high, 1)
         self.observation_space = spaces.Box(

@@ -1,4 +1,7 @@
-"""No memory, LSTM and GRU, written as plain cells so that they compile and honour resets.
+"""No memory, LSTM and GRU, which honour resets inside of a sequence.
+
+A step is a plain cell. A sequence is a loop over time with a backward pass of its own: autograd
+would keep a node for every small operation of every step. The compiler gets the plain cells.
 
 The contract of every memory: `sequence(x, state, resets)` equals repeated `step`, and nothing
 before a reset influences anything after it. A state is a dict of tensors with N rows.
@@ -6,10 +9,12 @@ before a reset influences anything after it. A state is a dict of tensors with N
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rl_lab.core.compiled import tracing
 from rl_lab.core.options import Options, option
 
 State = dict[str, Tensor]
@@ -80,10 +85,11 @@ class _Recurrent(nn.Module, ABC):
     def sequence(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
         """x [T, N, D]; where `resets` [T, N] is True the state is cleared before the step."""
         projected = self.input(x)  # one matmul for all time steps
-        keep = (~resets).to(x.dtype).unsqueeze(-1)
-        outputs = []
+        if not tracing.get():
+            return self._scan(projected, state, resets)
+        begins, outputs = resets.unsqueeze(-1), []
         for t in range(x.shape[0]):
-            state = {name: value * keep[t] for name, value in state.items()}
+            state = {name: value.masked_fill(begins[t], 0.0) for name, value in state.items()}
             output, state = self._cell(projected[t], state)
             outputs.append(output)
         return torch.stack(outputs), state
@@ -91,6 +97,10 @@ class _Recurrent(nn.Module, ABC):
     @abstractmethod
     def _cell(self, projected: Tensor, state: State) -> tuple[Tensor, State]:
         """One step from the projected input."""
+
+    @abstractmethod
+    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        """All steps from the projected inputs [T, N, gates × D]."""
 
 
 class LSTM(_Recurrent):
@@ -106,6 +116,14 @@ class LSTM(_Recurrent):
         cell = torch.sigmoid(forget + 1) * state["cell"] + torch.sigmoid(write) * content.tanh()
         hidden = torch.sigmoid(read) * cell.tanh()
         return hidden, {"hidden": hidden, "cell": cell}
+
+    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        opened = torch.zeros_like(self.recurrent.bias)
+        opened[self.out_dim : 2 * self.out_dim] = 1  # the forget gate
+        gates = projected + (self.recurrent.bias + opened)
+        start = (state["hidden"], state["cell"])
+        outputs, hidden, cell = LSTMScan.apply(gates, self.recurrent.weight, *start, resets)
+        return outputs, {"hidden": hidden, "cell": cell}
 
 
 class GRU(_Recurrent):
@@ -123,3 +141,149 @@ class GRU(_Recurrent):
         content = torch.tanh(in_content + reset * re_content)
         hidden = content + update * (hidden - content)
         return hidden, {"hidden": hidden}
+
+    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
+        weight, bias = self.recurrent.weight, self.recurrent.bias
+        outputs, hidden = GRUScan.apply(projected, weight, bias, state["hidden"], resets)
+        return outputs, {"hidden": hidden}
+
+
+class LSTMScan(torch.autograd.Function):
+    """An LSTM over time.
+
+    Its backward pass computes the slopes of all steps at once, then goes back through the states,
+    and multiplies once for the gradient of the weight.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """inputs [T, N, 4D] with both biases; weight [4D, D]; states [N, D]; resets [T, N]."""
+        size, transposed, start = hidden.shape[-1], weight.t(), (hidden, cell)
+        gates, cells = torch.empty_like(inputs), inputs.new_empty(*inputs.shape[:2], size)
+        squashed, outputs = torch.empty_like(cells), torch.empty_like(cells)
+        opened = gates[:, :, : 3 * size]  # all but the content
+        parts = (inputs, gates, opened, *gates.chunk(4, -1), cells, squashed, outputs)
+        for begins, given, gate, open_, write, forget, read, content, *out in _steps(resets, parts):
+            if begins is not None:
+                hidden, cell = hidden.masked_fill(begins, 0.0), cell.masked_fill(begins, 0.0)
+            torch.addmm(given, hidden, transposed, out=gate)
+            open_.sigmoid_()
+            content.tanh_()
+            cell = torch.mul(forget, cell, out=out[0]).addcmul_(write, content)
+            hidden = torch.mul(read, torch.tanh(cell, out=out[1]), out=out[2])
+        ctx.save_for_backward(weight, *start, resets, gates, cells, squashed, outputs)
+        return outputs, hidden.clone(), cell.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_outputs: Tensor, grad_hidden: Tensor, grad_cell: Tensor) -> Any:
+        """Gradients of everything but `resets`, from the last step to the first."""
+        weight, hidden, cell, resets, gates, cells, squashed, outputs = ctx.saved_tensors
+        write, forget, read, content = gates.chunk(4, -1)
+        to_read = squashed * read * (1 - read)
+        slopes = torch.stack(
+            [
+                content * write * (1 - write),
+                _before(cells, cell, resets) * forget * (1 - forget),
+                torch.zeros_like(read),
+                write * (1 - content.square()),
+            ],
+            dim=2,
+        )  # [T, N, 4, D]: how each gate's input moves the cell
+        parted = torch.empty_like(slopes)
+        grad_inputs = parted.flatten(2)  # the same memory
+        grad_read, to_cell = parted[:, :, 2], read * (1 - squashed.square())
+        parts = (grad_outputs, parted, grad_read, grad_inputs, slopes, to_cell, to_read, forget)
+        for begins, grad, gates_, of_read, flat, slope, cell_, read_, keep in reversed(
+            _steps(resets, parts)
+        ):
+            grad_hidden = grad_hidden + grad
+            grad_cell = torch.addcmul(grad_cell, grad_hidden, cell_)
+            torch.mul(slope, grad_cell.unsqueeze(1), out=gates_)
+            torch.mul(grad_hidden, read_, out=of_read)
+            grad_hidden, grad_cell = flat @ weight, grad_cell * keep
+            if begins is not None:
+                grad_hidden = grad_hidden.masked_fill(begins, 0.0)
+                grad_cell = grad_cell.masked_fill(begins, 0.0)
+        before = _before(outputs, hidden, resets)
+        grad_weight = grad_inputs.flatten(0, 1).t() @ before.flatten(0, 1)
+        return grad_inputs, grad_weight, grad_hidden, grad_cell, None
+
+
+class GRUScan(torch.autograd.Function):
+    """A GRU over time, as `LSTMScan`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """inputs [T, N, 3D]; weight [3D, D]; bias [3D]; hidden [N, D]; resets [T, N]."""
+        size, transposed, start = hidden.shape[-1], weight.t(), hidden
+        gates = inputs.new_empty(*inputs.shape[:2], 2 * size)
+        contents, outputs = (inputs.new_empty(*inputs.shape[:2], size) for _ in range(2))
+        recurrents = torch.empty_like(inputs)
+        # The content takes `recalled` from the memory, through the reset gate.
+        opened, recalled = recurrents.split([2 * size, size], -1)
+        parts = (recurrents, *inputs.split([2 * size, size], -1), opened, recalled)
+        parts = (*parts, gates, *gates.chunk(2, -1), contents, outputs)
+        for begins, recurrent, given, asked, open_, recall, gate, reset, update, *out in _steps(
+            resets, parts
+        ):
+            if begins is not None:
+                hidden = hidden.masked_fill(begins, 0.0)
+            torch.addmm(bias, hidden, transposed, out=recurrent)
+            torch.add(given, open_, out=gate).sigmoid_()
+            content = torch.addcmul(asked, reset, recall, out=out[0]).tanh_()
+            hidden = torch.lerp(content, hidden, update, out=out[1])
+        ctx.save_for_backward(weight, start, resets, gates, contents, recalled, outputs)
+        return outputs, hidden.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_outputs: Tensor, grad_hidden: Tensor) -> Any:
+        """Gradients of everything but `resets`, from the last step to the first."""
+        weight, hidden, resets, gates, contents, recalled, outputs = ctx.saved_tensors
+        before = _before(outputs, hidden, resets)
+        reset, update = gates.chunk(2, -1)
+        to_content = (1 - update) * (1 - contents.square())
+        slopes = torch.stack(
+            [
+                to_content * recalled * reset * (1 - reset),
+                (before - contents) * update * (1 - update),
+                to_content * reset,
+            ],
+            dim=2,
+        )  # [T, N, 3, D]: how each part of `hidden @ weight` moves the new state
+        parted, arrived = torch.empty_like(slopes), torch.empty_like(contents)
+        grad_recurrent = parted.flatten(2)  # the same memory
+        parts = (grad_outputs, parted, grad_recurrent, arrived, slopes, update)
+        for begins, grad, gates_, flat, total, slope, keep in reversed(_steps(resets, parts)):
+            torch.add(grad_hidden, grad, out=total)
+            torch.mul(slope, total.unsqueeze(1), out=gates_)
+            grad_hidden = torch.addmm(total * keep, flat, weight)
+            if begins is not None:
+                grad_hidden = grad_hidden.masked_fill(begins, 0.0)
+        grad_content = to_content * arrived
+        grad_inputs = torch.cat([parted[:, :, :2].flatten(2), grad_content], -1)
+        rows = grad_recurrent.flatten(0, 1)
+        grad_weight = rows.t() @ before.flatten(0, 1)
+        return grad_inputs, grad_weight, rows.sum(0), grad_hidden, None
+
+
+def _steps(resets: Tensor, parts: tuple[Tensor, ...]) -> list[Any]:
+    """For each step: a mask [N, 1] of the rows that reset there, None if none; then the parts."""
+    begins = [
+        row if any_reset else None
+        for row, any_reset in zip(
+            resets.unsqueeze(-1).unbind(), resets.any(1).tolist(), strict=True
+        )
+    ]
+    return list(zip(begins, *(part.unbind() for part in parts), strict=True))
+
+
+def _before(states: Tensor, start: Tensor, resets: Tensor) -> Tensor:
+    """States [T, N, D] as each step found them: those of the step before, 0 where it resets."""
+    found = torch.cat([start.unsqueeze(0), states[:-1]])
+    return found.masked_fill(resets.unsqueeze(-1), 0.0)

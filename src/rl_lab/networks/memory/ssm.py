@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from rl_lab.core.compiled import tracing
 from rl_lab.core.options import Options, option
-from rl_lab.networks.memory.episodes import episode_steps
+from rl_lab.networks.memory.episodes import episode_steps, is_broken, step_by_step
 from rl_lab.networks.mlp import linear
 
 State = dict[str, Tensor]
@@ -113,6 +113,8 @@ class Mixer(nn.Module, ABC):
 
 class MambaMixer(Mixer):
     """Selective state space: one decay for each channel and number of its state."""
+
+    undecayed = ("log_decay", "skip", "dt.bias")  # no weight decay: it would change time scales
 
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
@@ -229,6 +231,8 @@ def looped_scan(
 
 class Mamba2Mixer(Mixer):
     """State space duality: one decay for each head, so that time steps become matrix products."""
+
+    undecayed = ("log_decay", "skip", "dt_bias")  # as in Mamba
 
     def __init__(self, config: Mamba2Config) -> None:
         super().__init__()
@@ -351,6 +355,8 @@ class _SSM(nn.Module, ABC):
 
     def sequence(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
         """x [T, N, D]; where `resets` [T, N] is True the state is cleared before the step."""
+        if is_broken(x, state):
+            return step_by_step(self, x, state, resets)
         return self._through(x, state, episode_steps(resets, _no_reset(x)[0]))
 
     def _through(self, x: Tensor, state: State, since: Tensor | None) -> tuple[Tensor, State]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rl_lab.core.options import Options, option
-from rl_lab.networks.memory.episodes import episode_steps
+from rl_lab.networks.memory.episodes import episode_steps, is_broken, step_by_step
 from rl_lab.networks.mlp import linear
 
 State = dict[str, Tensor]
@@ -181,6 +181,8 @@ class TrXL(nn.Module):
 
     def sequence(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
         """x [T, N, D]; where `resets` [T, N] is True an episode begins."""
+        if is_broken(x, state):
+            return step_by_step(self, x, state, resets)
         memory = state["memory"].detach().permute(1, 2, 0, 3)  # [layers, M, N, D]
         count = state["count"].detach().squeeze(-1).clamp(min=0)
         memory = self._forget(memory, count)
