@@ -175,7 +175,7 @@ export function inspector(place, name, facts, parameters, go) {
   }
 
   function observations(each, here, base) {
-    const found = [];
+    const found = [], pictures = h("div", { class: "pictures" });
     for (const [key, rows] of Object.entries(each.numbers)) {
       if (key !== "obs" && !key.startsWith("obs/")) continue;
       const values = [rows[here]].flat(), guess = each.numbers[key.replace(/^obs/, "predicted")]?.[here];
@@ -188,9 +188,9 @@ export function inspector(place, name, facts, parameters, go) {
     for (const key of each.pictures) {
       const ahead = each.numbers.steps_ahead?.[here] ?? 0;
       if (key.startsWith("predicted") && !ahead) continue;
-      found.push(h("figure", { class: "seen" }, h("img", { src: address([...base, "picture", String(here)], { key }), alt: key }), h("figcaption", {}, key.startsWith("predicted") ? `predicted ${ahead} steps ahead` : key === "obs" ? "observation" : key.slice(4))));
+      pictures.append(h("figure", { class: "seen" }, h("img", { src: address([...base, "picture", String(here)], { key }), alt: key }), h("figcaption", {}, key.startsWith("predicted") ? `predicted ${ahead} steps ahead` : key === "obs" ? "observation" : key.slice(4))));
     }
-    return found;
+    return [...found, pictures];
   }
 
   function bars(name, rows, ranges) {

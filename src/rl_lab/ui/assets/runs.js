@@ -88,7 +88,7 @@ export function runsPage(place, parameters, go) {
     const first = Math.max(0, Math.floor(top / ROW) - 5);
     const last = Math.min(page.rows.length, first + Math.ceil(window.innerHeight / ROW) + 12);
     const seen = page.rows.slice(first, last);
-    const gap = (rows) => h("tr", { class: "gap", "aria-hidden": "true" }, h("td", { colspan: COLUMNS.length + 1, style: { height: `${rows * ROW}px` } }));
+    const gap = (rows) => h("tr", { class: "gap", "aria-hidden": "true" }, h("td", { style: { height: `${rows * ROW}px` } }));
     fill(body, gap(first), seen.map((run, index) => row(run, first + index)), gap(page.rows.length - last));
     compare.disabled = !page.chosen.size;
     compare.textContent = page.chosen.size ? `Compare ${page.chosen.size}` : "Compare";
