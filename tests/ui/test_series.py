@@ -94,6 +94,7 @@ def test_what_is_not_read_yet_is_sampled(path):
         b"", b"\xff", b"[1]", b"{}", b"null", b'{"step": "x", "a": 1}', b'{"step": true, "a": 1}',
         b'{"step": 1e400, "a": 1}', b'{"step": ' + b"9" * 30 + b', "a": 1}', b"[" * 5000,
         b'{"step": 5, "a": {"b": 1}}', b'{"step": 5, "a": "nan"}', b'{"step": 5, "a": null}',
+        b'{"step": 5, "c": 1' + b"0" * 400 + b"}",
     ],
 )  # fmt: skip
 def test_a_row_that_is_none_hides_no_other(path, line):

@@ -212,10 +212,19 @@ def _columns(rows: list[dict[str, Any]]) -> Points:
     names = dict.fromkeys(name for row in rows for name in row)
     names.pop(STEP, None)
     columns: Points = {}
+    every = np.array([row[STEP] for row in rows], dtype=np.int64)
     for name in names:
-        pairs = [(row[STEP], row[name]) for row in rows if is_number(row.get(name))]
-        steps = np.array([step for step, _ in pairs], dtype=np.int64)
-        values = np.array([value for _, value in pairs], dtype=np.float64)  # "nan" is one, too
+        column = [row.get(name) for row in rows]
+        if set(map(type, column)) <= {int, float}:  # the usual case, and the fast one
+            steps = every
+        else:
+            known = [is_number(value) for value in column]
+            steps = every[known]
+            column = [value for value in column if is_number(value)]
+        try:
+            values = np.array(column, dtype=np.float64)  # "nan" is a number, too
+        except OverflowError:  # an integer that no float can be
+            continue
         finite = np.isfinite(values)
         if finite.any():
             columns[name] = steps[finite], values[finite]

@@ -15,12 +15,12 @@ const COLUMNS = [
   { key: "best", text: "best", name: "number", cell: (run) => number(run.best) },
   { key: "last_return", text: "last", name: "number middle", cell: (run) => number(run.last_return) },
   { key: "wall_time", text: "time", name: "wide number", cell: (run) => duration(run.wall_time) },
-  { key: "tags", text: "tags", name: "wide tags", cell: (run) => (run.tags ?? []).map((tag) => h("span", { class: "tag" }, tag)) },
+  { key: "tags", text: "tags", name: "wide", cell: (run) => (run.tags ?? []).map((tag) => h("span", { class: "tag" }, tag)) },
   { key: "created", text: "begun", name: "wide", cell: (run) => when(run.created) },
 ];
 
 export function runsPage(place, parameters, go) {
-  const page = { rows: [], sparks: new Map(), chosen: new Set(), cursor: -1, sort: null, up: false, body: "", drawn: "" };
+  const page = { rows: [], sparks: new Map(), chosen: new Set(), cursor: -1, sort: null, up: false, body: "", window: null };
   const search = h("input", {
     type: "search", "data-search": true, "aria-label": "Filter", value: parameters.get("filter") ?? "", spellcheck: "false",
     placeholder: "algorithm=ppo  eval/return_mean>400  tag!=draft  or a word", oninput: () => later(page, () => load(), 200),
@@ -28,7 +28,7 @@ export function runsPage(place, parameters, go) {
   const count = h("span", { class: "count", role: "status" });
   const compare = h("button", { type: "button", class: "primary", disabled: true, onclick: openComparison }, "Compare");
   const head = h("tr", {}, h("th", { class: "pick" }), COLUMNS.map((column) =>
-    h("th", { class: column.name ?? "" }, column.key ? h("button", { type: "button", onclick: () => sortBy(column) }, column.text) : column.text)));
+    h("th", { class: named(column) }, column.key ? h("button", { type: "button", onclick: () => sortBy(column) }, column.text) : column.text)));
   const body = h("tbody", {});
   const list = h("div", { class: "runs" }, h("table", { class: "virtual" }, h("thead", {}, head), body));
   const message = h("div", {});
@@ -84,9 +84,7 @@ export function runsPage(place, parameters, go) {
       else cell.removeAttribute("aria-sort");
     }
     list.hidden = !page.rows.length;
-    const top = Math.max(0, -list.getBoundingClientRect().top - ROW);
-    const first = Math.max(0, Math.floor(top / ROW) - 5);
-    const last = Math.min(page.rows.length, first + Math.ceil(window.innerHeight / ROW) + 12);
+    const [first, last] = page.window = inSight();
     const seen = page.rows.slice(first, last);
     const gap = (rows) => h("tr", { class: "gap", "aria-hidden": "true" }, h("td", { style: { height: `${rows * ROW}px` } }));
     fill(body, gap(first), seen.map((run, index) => row(run, first + index)), gap(page.rows.length - last));
@@ -95,10 +93,17 @@ export function runsPage(place, parameters, go) {
     sparkle(seen);
   }
 
+  // The rows in sight and some around them, so that most scrolling draws nothing.
+  function inSight() {
+    const top = Math.max(0, -list.getBoundingClientRect().top - ROW);
+    const first = Math.max(0, Math.floor(top / ROW / 8) * 8 - 8);
+    return [first, Math.min(page.rows.length, first + Math.ceil(window.innerHeight / ROW) + 24)];
+  }
+
   function row(run, index) {
     return h("tr", { class: index === page.cursor ? "cursor" : "", "aria-selected": page.chosen.has(run.path) },
       h("td", { class: "pick" }, h("input", { type: "checkbox", checked: page.chosen.has(run.path), "aria-label": `choose ${called(run)} ${run.id}`, onchange: () => choose(run) })),
-      COLUMNS.map((column) => h("td", { class: column.name ?? "" }, column.cell ? column.cell(run, page) : String(run[column.key] ?? "–"))));
+      COLUMNS.map((column) => h("td", { class: named(column) }, column.cell ? column.cell(run, page) : String(run[column.key] ?? "–"))));
   }
 
   function sparkle(runs) {
@@ -129,7 +134,7 @@ export function runsPage(place, parameters, go) {
     draw();
   }
 
-  const onscroll = () => requestAnimationFrame(draw);
+  const onscroll = () => inSight().join() !== page.window?.join() && requestAnimationFrame(draw);
   window.addEventListener("scroll", onscroll, { passive: true });
   window.addEventListener("resize", onscroll);
   const timer = setInterval(() => document.hidden || load(), POLL);
@@ -154,6 +159,8 @@ export function runsPage(place, parameters, go) {
     },
   };
 }
+
+const named = (column) => `${column.text} ${column.name ?? ""}`;
 
 function later(page, work, wait) {
   clearTimeout(page.timer);
