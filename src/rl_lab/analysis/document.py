@@ -101,7 +101,13 @@ class More:
 
 
 Block = More | Heading | Paragraph | Items | Grid | Code | Media | Drawing
-KINDS = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4", ".webm": "video/webm"}
+KINDS = {
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".gif": "image/gif",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+}
 
 
 def to_markdown(title: str, blocks: Sequence[Block]) -> str:
@@ -215,5 +221,4 @@ def _html_media(block: Media) -> str:
 
 
 def _is_picture(block: Media) -> bool:
-    suffix = Path(block.file).suffix
-    return suffix == ".svg" or KINDS.get(suffix, "").startswith("image/")
+    return KINDS.get(Path(block.file).suffix, "").startswith("image/")

@@ -14,6 +14,7 @@ from rl_lab.analysis.document import (
     Grid,
     Heading,
     Items,
+    Media,
     Paragraph,
     Strong,
     Text,
@@ -38,11 +39,16 @@ SPEEDS: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
     ("bytes of state per environment", lambda row: row.state_bytes or None),
 )
 
+Pictures = dict[str, tuple[str, Chart | str]]  # name -> title, and a chart or SVG
+
 
 def write_page(results: Results, folder: Path) -> list[Path]:
     """report.md, report.html, report.csv and the pictures; what was written."""
     drawings = pictures(results)
-    files = {f"{name}.svg": drawing for name, (_, drawing) in drawings.items()}
+    files = {
+        f"{name}.svg": to_svg(drawing) if isinstance(drawing, Chart) else drawing
+        for name, (_, drawing) in drawings.items()
+    }
     blocks = document(results, drawings)
     files["report.md"] = to_markdown(results.title, blocks)
     files["report.html"] = to_html(results.title, blocks)
@@ -52,7 +58,7 @@ def write_page(results: Results, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def document(results: Results, drawings: dict[str, tuple[str, str]]) -> list[Block]:
+def document(results: Results, drawings: Pictures) -> list[Block]:
     """The whole report."""
     found = rows(results)
     blocks: list[Block] = [Paragraph(_introduction(results))]
@@ -141,12 +147,12 @@ def to_csv(results: Results) -> str:
     return file.getvalue()
 
 
-def pictures(results: Results) -> dict[str, tuple[str, str]]:
-    """Name -> title and SVG: learning curves of each task, and bars of speed and size."""
-    found = {}
+def pictures(results: Results) -> Pictures:
+    """Name -> title and picture: learning curves of each task, and bars of speed and size."""
+    found: Pictures = {}
     for task in results.tasks:
         if (chart := curves(results, task)) is not None:
-            found[f"curves_{task}"] = chart.title, to_svg(chart)
+            found[f"curves_{task}"] = chart.title, chart
     for number, (title, take) in enumerate(SPEEDS):
         by_memory: dict[str, list[float]] = {}
         for row in rows(results):
@@ -238,9 +244,11 @@ def _method(results: Results) -> list[str]:
     return lines
 
 
-def _drawing(name: str, drawings: dict[str, tuple[str, str]]) -> Drawing:
+def _drawing(name: str, drawings: Pictures) -> Block:
     title, picture = drawings[name]
-    return Drawing(title, f"{name}.svg", picture)
+    if isinstance(picture, Chart):
+        return Drawing(title, f"{name}.svg", picture)
+    return Media(title, f"{name}.svg", picture.encode())
 
 
 def _best(values: Sequence[float | None], choose: Callable[[list[float]], float]) -> float | None:
