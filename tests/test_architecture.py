@@ -40,10 +40,12 @@ LAYERS: dict[str, set[str]] = {
     "run": L3,
     "tuning": L3 | {"tuning"},
     "analysis": L3 | {"analysis", "algorithms.dreamer"},  # it draws what world models imagine
-    "api": L3 | {"analysis", "objects"},
+    "hub": L3 | {"analysis", "hub"},  # below the interface, which loads what it downloads
+    "api": L3 | {"analysis", "objects", "hub"},
     "objects": L3,
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
-    **{name: L3 | {"api", name} for name in ("ui", "hub", "benchmarking")},
+    "ui": L3 | {"api", "ui"},
+    "benchmarking": L3 | {"api", "analysis", "tuning", "algorithms.base", "benchmarking"},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
@@ -55,7 +57,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control", "envpool"},
     "records": NUMBERS | {"safetensors", "yaml", "pandas"},
     "display": NUMBERS
-    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg", "pygame"},
+    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"}
+    | {"wandb_workspaces", "pygame"},
     "config": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "run": NUMBERS | {"yaml"},
     "cli": {"typer", "yaml", "torch"},
@@ -63,6 +66,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
     "tuning": NUMBERS | {"optuna", "yaml"},
+    "hub": NUMBERS | {"yaml", "gymnasium", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"},
     "benchmarking": NUMBERS | {"matplotlib"},
 }
 

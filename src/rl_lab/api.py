@@ -31,6 +31,9 @@ from rl_lab.core.schema import RunConfig
 from rl_lab.core.values import BadValueError, whole
 from rl_lab.display.sinks import Sink
 from rl_lab.display.terminal import is_watched
+from rl_lab.display.video import film_suffix
+from rl_lab.envs.render import has_screen
+from rl_lab.hub.download import fetch, is_published
 from rl_lab.objects import LocalObject, for_run, read_arguments
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
@@ -40,13 +43,12 @@ from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.run import policy, session
 from rl_lab.run.build import seeds
 from rl_lab.run.fork import fork as fork_run
-from rl_lab.run.policy import Policy
+from rl_lab.run.policy import EVALUATE, Policy
 from rl_lab.run.session import Outcome, View
 from rl_lab.run.view import terminal_view, warnings_view
 
 T = TypeVar("T")
 Folder = str | Path
-EVALUATE = "evaluate"  # the seed stream of `evaluate`: neither train nor eval nor test
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 143}  # by status; any other one: 1
 
 
@@ -379,8 +381,9 @@ def evaluate(
     """Measure a trained policy on seeds that training did not use.
 
     Args:
-        reference: A run or checkpoint: `RUN`, `RUN:best`, `RUN:last`, `RUN:STEP`, or a `Run`.
-            The best checkpoint if none is named.
+        reference: A run or checkpoint: `RUN`, `RUN:best`, `RUN:last`, `RUN:STEP`, or a `Run`;
+            the best checkpoint if none is named. Or a policy on the Hugging Face hub:
+            `hf:user/name`, `hf:user/name@revision`.
         episodes: Number of episodes.
         sample: Sample actions instead of taking the most likely ones.
         seed: Another seed than that of the run.
@@ -395,7 +398,7 @@ def evaluate(
     _check_types(sample=sample, trust=trust)
     if not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes: must be a whole number of at least 1, got {episodes!r}")
-    name, root, _ = _find(reference, runs_dir)
+    name, root = _find_policy(reference, runs_dir, trust)
     loaded = policy.load(name, root, seed=seed, deterministic=not sample, trust=trust, warn=warn)
     try:
         found = loaded.evaluate(EVALUATE, episodes)
@@ -441,8 +444,10 @@ def play(
         raise UserError("play: episodes and max_steps must be at least 1")
     _check_types(video=video, sample=sample, trust=trust)
     file = None if video is None else Path(video)
+    if file is None and is_published(reference) and not has_screen():
+        file = Path(f"play{film_suffix()}")  # not in the cache of what was downloaded
     check_show(file)
-    name, root, _ = _find(reference, runs_dir)
+    name, root = _find_policy(reference, runs_dir, trust)
     load = partial(
         policy.load, root=root, seed=seed, deterministic=not sample, trust=trust, warn=warn
     )
@@ -534,6 +539,7 @@ def load_policy(
     runs_dir: Folder | None = None,
     device: str | None = None,
     trust: bool = False,
+    warn: Callable[[str], None] = python_warning,
 ) -> Policy:
     """Load a trained policy, ready to act.
 
@@ -542,12 +548,13 @@ def load_policy(
         runs_dir: Where runs live.
         device: Where it computes, such as `cpu` or `cuda`; that of the run if not given.
         trust: Import code that the run names, although this user did not make the run.
+        warn: Called with a sentence about each damaged checkpoint that was skipped.
 
     Returns:
         The policy: `act(obs)` gives actions.
     """
-    name, root, _ = _find(reference, runs_dir)
-    return Policy.of(policy.load(name, root, device=device, trust=trust, warn=python_warning))
+    name, root = _find_policy(reference, runs_dir, trust)
+    return Policy.of(policy.load(name, root, device=device, trust=trust, warn=warn))
 
 
 def runs(*, runs_dir: Folder | None = None, **filters: Any) -> list[dict[str, Any]]:
@@ -607,6 +614,18 @@ def runs_root(runs_dir: Folder | None = None) -> Path:
 
 
 # -------------------------------------------------------------------- arguments
+
+
+def _find_policy(
+    reference: "str | Path | Run", runs_dir: Folder | None, trust: bool
+) -> tuple[str, Path]:
+    """The name of a run, or the folder of a published policy; and the folder of runs."""
+    if not is_published(reference):
+        name, root, _ = _find(reference, runs_dir)
+        return name, root
+    if trust:
+        raise UserError(f"{reference}: a published policy is never trusted with code of its own")
+    return str(fetch(str(reference))), runs_root(runs_dir)
 
 
 def _find(

@@ -365,6 +365,10 @@ class SAC(Algorithm):
             assert noise is not None
             return Action(policy.draw(noise)[0], state)
 
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The action of the mean, by operations on tensors alone."""
+        return Action(self.policy(self.normalizer(obs)).mode(), state)
+
     def initial_state(self, batch: int) -> Any:
         """With gSDE, a noise matrix for each environment; else None."""
         head = self.policy.head

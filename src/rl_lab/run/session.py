@@ -211,6 +211,11 @@ def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
         orchestrator.metrics.truncate(0)
     else:
         state, manifest, _ = store.load("last" if which is None else which)
+        if manifest.get("policy_only"):
+            raise UserError(
+                f"{store.directory.parent} is a published policy without its training state: it "
+                "cannot be resumed; start a new run with --init-from-run"
+            )
         check_identity(orchestrator, manifest, written)
         with fitting(manifest):
             rows = orchestrator.metrics.path
@@ -432,10 +437,10 @@ class _Told(logging.Handler):
 
 def costs(orchestrator: Orchestrator) -> dict[str, float]:
     """What the run costs, for summary.json."""
-    workflow, efficiency = orchestrator.workflow, orchestrator.efficiency
+    algorithm, efficiency = orchestrator.algorithm, orchestrator.efficiency
     return efficiency.summary() | fixed_costs(
-        workflow.parts().values(),
-        workflow.initial_state(1),
+        algorithm.parts().values(),
+        algorithm.initial_state(1),
         efficiency.stopwatch.flops,
         orchestrator.environment.num_envs,
     )
