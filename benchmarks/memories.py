@@ -2,7 +2,7 @@
 
     python benchmarks/memories.py [--part forms|growth] [--steps 128] [--batch 32] [--width 256]
 
-Both forms of a memory have the same weights and compute the same numbers, which is checked.
+All forms of a memory have the same weights and compute the same numbers, which is checked.
 """
 
 import argparse
@@ -20,10 +20,12 @@ from rl_lab.cli.bench import as_text
 from rl_lab.cli.printing import warn
 from rl_lab.config import catalog
 from rl_lab.core import registry
+from rl_lab.core.compiled import tracing
 from rl_lab.core.errors import RunError
 from rl_lab.core.tree import where_rows
 
 MEMORIES = [name for name in catalog.BUILT_INS["memory"] if name != "none"]
+LOOPED = ("gru", "lstm", "mamba")  # these have a loop over time with its own backward pass
 RESETS = 0.02  # of all steps
 SIZES = {"gru": "hidden_dim", "lstm": "hidden_dim"}  # other memories: dim
 
@@ -57,6 +59,15 @@ def steps(memory: torch.nn.Module, x: Tensor, resets: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
+def cells(memory: torch.nn.Module, x: Tensor, resets: Tensor) -> Tensor:
+    """The loop that the compiler gets, by autograd: what a sequence would be without its own."""
+    token = tracing.set(True)
+    try:
+        return sequence(memory, x, resets)
+    finally:
+        tracing.reset(token)
+
+
 def milliseconds(form: Callable[[], Tensor]) -> float:
     """CPU time of a forward and a backward pass: neighbours on the machine count less."""
     began = time.process_time()
@@ -72,24 +83,27 @@ def data(length: int, batch: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def forms(length: int, batch: int, width: int, repeats: int, tell: Tell) -> Report:
-    """Every memory's sequence against its steps."""
+    """Every memory's sequence against its steps, and against plain cells where it has a loop."""
     x, resets = data(length, batch, width)
     jobs: dict[str, Callable[[], float]] = {}
     for name in MEMORIES:
         memory = memory_of(name, width)
-        made = {form.__name__: partial(form, memory, x, resets) for form in (sequence, steps)}
+        own = (cells,) if name in LOOPED else ()
+        made = {form.__name__: partial(form, memory, x, resets) for form in (sequence, *own, steps)}
         with torch.no_grad():
-            if not torch.allclose(made["sequence"](), made["steps"](), atol=1e-4):
-                raise RunError(f"{name}: the two forms do not compute the same")
+            expected = made["sequence"]()
+            for job in made.values():
+                if not torch.allclose(job(), expected, atol=1e-4):
+                    raise RunError(f"{name}: its forms do not compute the same")
         jobs |= {f"{name} {form}": partial(milliseconds, job) for form, job in made.items()}
     samples = interleave(jobs, repeats, tell)
     return Report(
         benchmark="memories-forms",
         title=f"Forward and backward, {length} steps x {batch} sequences, width {width}",
         unit="milliseconds of CPU",
-        ratio_means="of the time of repeated steps to this one's",
+        ratio_means="of this one's time to the sequence's",
         rows=[
-            measured(name, found, (samples[f"{name.split()[0]} steps"], found))
+            measured(name, found, (found, samples[f"{name.split()[0]} sequence"]))
             for name, found in samples.items()
         ],
         settings={"length": length, "batch": batch, "width": width, "repeats": repeats},

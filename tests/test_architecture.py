@@ -27,13 +27,14 @@ Breaches = list[str]  # "path: what is wrong"
 CATALOG = "config/catalog.py"  # the one list of built-ins by name, of all layers
 L1 = ("networks", "planning", "envs", "buffers", "records")
 BELOW_CONFIG = {"core", *L1, "algorithms.base"}
-L3 = BELOW_CONFIG | {"collect", "display", "config", "run"}
+L3 = BELOW_CONFIG | {"collect", "display", "monitoring", "config", "run"}
 LAYERS: dict[str, set[str]] = {
     "core": {"core"},
     **{name: {"core", name} for name in L1},
     "collect": {"core", "collect"},
     "algorithms": {"core", "networks", "planning", "algorithms"},
     "display": {"core", "records", "display"},
+    "monitoring": {"core", "records", "display", "monitoring"},
     # the phases of YAML are parsed by the scheduler that runs them
     "config": BELOW_CONFIG | {"config", "run.phases"},
     "run": L3,
@@ -43,7 +44,8 @@ LAYERS: dict[str, set[str]] = {
     "api": L3 | {"analysis", "objects", "hub"},
     "objects": L3,
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
-    **{name: L3 | {"api", name} for name in ("ui", "benchmarking")},
+    "ui": L3 | {"api", "ui"},
+    "benchmarking": L3 | {"api", "analysis", "tuning", "algorithms.base", "benchmarking"},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
@@ -56,7 +58,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "records": NUMBERS | {"safetensors", "yaml", "pandas"},
     "display": NUMBERS
     | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"}
-    | {"wandb_workspaces"},
+    | {"wandb_workspaces", "pygame"},
     "config": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "run": NUMBERS | {"yaml"},
     "cli": {"typer", "yaml", "torch"},

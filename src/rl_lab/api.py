@@ -4,7 +4,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -12,6 +12,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from rl_lab.analysis.grid import play_side_by_side
 from rl_lab.analysis.playing import Playback, check_show, play_policy
 from rl_lab.analysis.verify import Verdict
 from rl_lab.analysis.verify import verify as verify_run
@@ -34,6 +35,7 @@ from rl_lab.display.video import film_suffix
 from rl_lab.envs.render import has_screen
 from rl_lab.hub.download import fetch, is_published
 from rl_lab.objects import LocalObject, for_run, read_arguments
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.config_file import load_tree
 from rl_lab.records.index import Index
@@ -446,14 +448,27 @@ def play(
         file = Path(f"play{film_suffix()}")  # not in the cache of what was downloaded
     check_show(file)
     name, root = _find_policy(reference, runs_dir, trust)
-    loaded = policy.load(name, root, seed=seed, deterministic=not sample, trust=trust, warn=warn)
+    load = partial(
+        policy.load, root=root, seed=seed, deterministic=not sample, trust=trust, warn=warn
+    )
+    loaded = load(name)
+
+    def other(offset: int) -> Policy:
+        """The policy so many checkpoints later; the first one follows the last one."""
+        nonlocal loaded
+        steps = CheckpointStore(loaded.run.checkpoints).steps()
+        step = steps[(steps.index(loaded.step) + offset) % len(steps)]
+        loaded.context.train_environment.close()
+        loaded = load(f"{loaded.run.path}:{step}")
+        return Policy.of(loaded)
+
     try:
         player = Policy.of(loaded)
         with loaded.context.rng.borrowed(f"{EVALUATE}/"):
             return play_policy(
-                loaded,
-                partial(player.act, deterministic=not sample),
-                player.reset,
+                player,
+                deterministic=not sample,
+                other=other,
                 seeds=seeds(loaded.config.experiment.seed, EVALUATE, episodes),
                 max_steps=max_steps,
                 video=file,
@@ -461,6 +476,61 @@ def play(
             )
     finally:
         loaded.context.train_environment.close()
+
+
+def play_grid(
+    references: "Sequence[str | Path | Run]",
+    video: Folder,
+    *,
+    episodes: int = 1,
+    sample: bool = False,
+    seed: int = 0,
+    max_steps: int | None = None,
+    runs_dir: Folder | None = None,
+    trust: bool = False,
+    tell: Callable[[int, list[Played]], None] = lambda number, episodes: None,
+    warn: Callable[[str], None] = python_warning,
+) -> list[Playback]:
+    """Film several runs or checkpoints side by side, on the same episodes.
+
+    Args:
+        references: Runs or checkpoints, as for `evaluate`.
+        video: The film to write, .mp4 or .gif.
+        episodes: Number of episodes.
+        sample: Sample actions instead of taking the most likely ones.
+        seed: The seed of the episodes, the same for all.
+        max_steps: Cut episodes after this many steps.
+        runs_dir: Where runs live.
+        trust: Import code that runs name, although this user did not make them.
+        tell: Called with the number and the results of each episode when it is over.
+        warn: Called with a sentence about each damaged checkpoint that was skipped.
+
+    Returns:
+        What was played, for each of them.
+    """
+    if not references or episodes < 1 or (max_steps is not None and max_steps < 1):
+        raise UserError("play: it takes a run, and episodes and max_steps of at least 1")
+    check_show(Path(video))
+    loaded: list[policy.LoadedPolicy] = []
+    try:
+        for reference in references:
+            name, root, _ = _find(reference, runs_dir)
+            options: dict[str, Any] = {"deterministic": not sample, "trust": trust, "warn": warn}
+            loaded.append(policy.load(name, root, seed=seed, **options))
+        with ExitStack() as borrowed:
+            for each in loaded:
+                borrowed.enter_context(each.context.rng.borrowed(f"{EVALUATE}/"))
+            return play_side_by_side(
+                loaded,
+                Path(video),
+                seeds=seeds(seed, EVALUATE, episodes),
+                deterministic=not sample,
+                max_steps=max_steps,
+                tell=tell,
+            )
+    finally:
+        for each in loaded:
+            each.context.train_environment.close()
 
 
 def load_policy(

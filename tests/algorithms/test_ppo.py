@@ -124,8 +124,8 @@ def test_credit_by_hand(tiny):
     assert batch[TRUNCATED].any()
     rows, _ = workflow._credit(batch, workflow.config)
     with torch.no_grad():
-        _, value = workflow.model(batch[OBS], batch[STATE], batch[RESET])
-        _, following = workflow.model(batch[NEXT_OBS], batch[STATE], batch[RESET])
+        _, value, _ = workflow.model(batch[OBS], batch[STATE], batch[RESET])
+        _, following, _ = workflow.model(batch[NEXT_OBS], batch[STATE], batch[RESET])
     advantage, running = torch.zeros_like(value), torch.zeros(4)
     for t in reversed(range(16)):
         future = torch.where(batch[TERMINATED][t], 0.0, following[t])
@@ -150,7 +150,7 @@ def test_the_objective_is_the_sum_of_its_parts(tiny):
         loss, parts, _ = ppo_loss(
             workflow.model, torch.arange(len(rows[OBS])), rows, hyper, normalize_batch=True
         )
-        policy, _ = workflow.model(rows[OBS], rows[STATE], None)
+        policy, *_ = workflow.model(rows[OBS], rows[STATE], None)
     expected = parts["policy_loss"] + 0.5 * parts["value_loss"] - 0.1 * parts["entropy"]
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(parts["entropy"], policy.entropy().mean())
@@ -180,7 +180,7 @@ def test_sampled_actions_are_stored_and_clipped_ones_are_played(tiny):
     orchestrator = tiny("Pendulum-v1:ppo_defaults", "network.log_std_init=2.0")
     batch = rollout(orchestrator)
     assert batch[ACTION].abs().max() > 2.0
-    policy, _ = orchestrator.workflow.model(batch[OBS], batch[STATE], batch[RESET])
+    policy, *_ = orchestrator.workflow.model(batch[OBS], batch[STATE], batch[RESET])
     torch.testing.assert_close(policy.log_prob(batch[ACTION]), batch[LOG_PROB], atol=1e-4, rtol=0)
 
 

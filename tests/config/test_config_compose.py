@@ -139,6 +139,14 @@ def test_a_name_with_a_memory_or_a_stack_is_a_preset_and_that(
     validate(composed.tree, composed.origins)
 
 
+def test_a_preset_that_inherits_is_extended_as_a_whole() -> None:
+    composed, plain = compose("TMaze-20-v0:ppo_gtrxl"), compose("TMaze-20-v0:ppo")
+    network = {**plain.tree["network"], "memory": {"type": "gtrxl"}}
+    assert composed.tree == {**plain.tree, "network": network}
+    assert composed.tree["environment"] == {"id": "TMaze-20-v0", "num_envs": 16}
+    assert composed.notes == ["TMaze-20-v0:ppo_gtrxl: TMaze-20-v0:ppo with gtrxl memory"]
+
+
 def test_a_name_may_add_to_a_preset_of_your_own() -> None:
     write("configs/experiment/My-v0/ppo_far.yaml", "version: 1\nenvironment: {id: My-v0}\n")
     composed = compose("My-v0:ppo_lstm_far")

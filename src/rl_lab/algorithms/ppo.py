@@ -221,7 +221,7 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The objective of one minibatch (eq. 9): the rows, or with a memory the sequences, `index`."""
     rows = take(rollout, index, axis=int(model.has_memory))
-    policy, value, reconstruction = model.evaluate(rows[OBS], rows[STATE], rows.get(RESET))
+    policy, value, reconstruction = model(rows[OBS], rows[STATE], rows.get(RESET))
     advantage = normalize(rows[ADVANTAGE]) if normalize_batch else rows[ADVANTAGE]
     policy_loss, metrics = clipped_surrogate(
         policy.log_prob(rows[ACTION]), rows[LOG_PROB], advantage, hyper["clip_range"]

@@ -151,7 +151,7 @@ def policy_loss(
     model: ActorCritic, rows: Batch, hyper: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The loss of the policy; with a `value_coefficient`, the baseline's loss as well."""
-    policy, value = model(rows[OBS], model.initial_state(1), rows[RESET])
+    policy, value, _ = model(rows[OBS], model.initial_state(1), rows[RESET])
     log_prob, entropy = policy.log_prob(rows[ACTION]), policy.entropy().mean()
     gain = policy_gradient(log_prob, rows[TARGET])
     loss = gain - hyper["entropy_coefficient"] * entropy
@@ -167,7 +167,7 @@ def baseline_loss(
     model: ActorCritic, rows: Batch
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Half the squared error of the value."""
-    _, value = model(rows[OBS], model.initial_state(1), rows[RESET])
+    _, value, _ = model(rows[OBS], model.initial_state(1), rows[RESET])
     loss = 0.5 * (value - rows[RETURN]).square().mean()
     return loss, {"value_loss": loss}, {}
 

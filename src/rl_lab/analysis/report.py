@@ -31,13 +31,15 @@ from rl_lab.core.errors import UserError
 from rl_lab.display.chart import Chart, to_svg
 from rl_lab.display.metric_style import Display, load_display
 from rl_lab.display.sinks import Sink
+from rl_lab.records.alerts import read_alerts
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.files import check_folder, open_to_read, read_bounded
 from rl_lab.records.formatting import format_duration, saved_as, sparkline
-from rl_lab.records.metrics import MAIN_METRICS
+from rl_lab.records.metrics import MAIN_METRICS, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.source import read_provenance
+from rl_lab.run.debug import PROFILE, TRACE, WEIGHTS
 
 NAME = "report"
 EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only linked to
@@ -75,6 +77,7 @@ def write_report(directory: RunDirectory) -> list[Path]:
         *_checkpoint(run),
         *_settings(run),
         *_alerts(run),
+        *_debug(run),
         *_reproduce(run),
     ]
     return _write(directory.path, f"{title} ({run.id})", blocks, chart)
@@ -241,17 +244,45 @@ def _settings(run: Run) -> list[Block]:
 
 
 def _alerts(run: Run) -> list[Block]:
-    """What the run warned of, and what it had to skip or go back for."""
+    """What monitors saw, what the run warned of, and what it had to skip or go back for."""
+    files = run.directory.alerts_file, run.directory.timing_alerts_file
+    seen = sorted(
+        (each for file in files for each in read_alerts(file)), key=lambda each: each.step
+    )
+    rows = [[f"{each.step:,}", each.monitor, each.message, each.tip] for each in seen]
     lines = _warnings(run.directory.log_file)
     skipped = run.summary.get("skipped") or {}
     lines += [f"{hook}: {count} calls skipped for a bad number" for hook, count in skipped.items()]
     lines += [f"went back: {each}" for each in run.summary.get("rollbacks") or []]
     if run.summary.get("error"):
         lines.append(str(run.summary["error"]))
-    if not lines:
-        return [Heading("Alerts"), Paragraph("None.")]
-    more = [f"… and {len(lines) - SHOWN_ALERTS} more"] if len(lines) > SHOWN_ALERTS else []
-    return [Heading("Alerts"), Items([*lines[:SHOWN_ALERTS], *more])]
+    blocks: list[Block] = [Heading("Alerts")]
+    if rows:
+        blocks.append(Grid(["step", "monitor", "what", "try"], rows[:SHOWN_ALERTS]))
+    if lines:
+        more = [f"… and {len(lines) - SHOWN_ALERTS} more"] if len(lines) > SHOWN_ALERTS else []
+        blocks.append(Items([*lines[:SHOWN_ALERTS], *more]))
+    return blocks if len(blocks) > 1 else [*blocks, Paragraph("None.")]
+
+
+def _debug(run: Run) -> list[Block]:
+    """The closer look of `--debug`, as it was at the last update; none without it."""
+    logs = run.directory.log_file.parent
+    *_, last = [{}, *iterate_metrics(logs / WEIGHTS)]
+    rows: dict[str, dict[str, float]] = {}
+    for name, value in last.items():
+        if name.startswith("debug/"):
+            subject, _, what = name.removeprefix("debug/").rpartition("/")
+            rows.setdefault(subject, {})[what] = value
+    if not rows:
+        return []
+    columns = list(dict.fromkeys(what for row in rows.values() for what in row))
+    cells = [
+        [name, *(f"{row[what]:.3g}" if what in row else "" for what in columns)]
+        for name, row in rows.items()
+    ]
+    files = [f"logs/{name}" for name in (WEIGHTS, PROFILE, TRACE) if (logs / name).exists()]
+    return [Heading("Debug"), Grid(["at the last update", *columns], cells), Items(files)]
 
 
 def _warnings(log_file: Path) -> list[str]:

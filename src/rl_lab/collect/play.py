@@ -18,6 +18,31 @@ def nothing() -> None:
     """Do nothing."""
 
 
+@dataclass(frozen=True)
+class Moment:
+    """An episode that is being played: what it paid so far, and whether it is over."""
+
+    total: float = 0.0
+    length: int = 0
+    terminated: bool = False
+    over: bool = False
+
+
+def episode(
+    env: Any, act: Callable[[Any], Any], seed: int, *, max_steps: int | None = None
+) -> Iterator[Moment]:
+    """An episode of a single environment of Gymnasium's kind: its begin, and every step of it."""
+    obs, _ = env.reset(seed=seed)
+    now = Moment()
+    yield now
+    while not now.over:
+        obs, reward, terminated, truncated, _ = env.step(act(obs))
+        length = now.length + 1
+        over = bool(terminated or truncated or length == max_steps)
+        now = Moment(now.total + float(reward), length, bool(terminated), over)
+        yield now
+
+
 def play(
     env: Any,
     act: Callable[[Any], Any],
@@ -35,14 +60,9 @@ def play(
     """
     for seed in seeds:
         begin()
-        obs, _ = env.reset(seed=seed)
-        show()
-        total, length, terminated, over = 0.0, 0, False, False
-        while not over:
-            if interrupted():
-                return
-            obs, reward, terminated, truncated, _ = env.step(act(obs))
-            total, length = total + float(reward), length + 1
-            over = terminated or truncated or length == max_steps
+        now = Moment()
+        for now in episode(env, act, seed, max_steps=max_steps):
             show()
-        yield Played(total, length, bool(terminated))
+            if not now.over and interrupted():
+                return
+        yield Played(now.total, now.length, now.terminated)

@@ -147,21 +147,17 @@ class ActorCritic(nn.Module):
         self, weights: dict[str, Tensor], obs: Obs, noise: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The action that the random numbers choose. Everything it reads is an argument."""
-        policy, _ = functional_call(self, weights, (obs, self.initial_state(0), None))
+        policy, *_ = functional_call(self, weights, (obs, self.initial_state(0), None))
         action = policy.pick(noise)
         return action, {LOG_PROB: policy.log_prob(action)}
 
-    def forward(self, obs: Obs, state: State, resets: Tensor | None) -> tuple[Distribution, Tensor]:
-        """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
-        policy, value, _ = self.evaluate(obs, state, resets)
-        return policy, value
-
-    def evaluate(
+    def forward(
         self, obs: Obs, state: State, resets: Tensor | None
     ) -> tuple[Distribution, Tensor, Tensor | None]:
-        """`forward`, and half the squared error of what the decoders make of the features.
+        """Distribution, value and reconstruction loss of sequences [T, N, …], or of rows [B, …].
 
-        None without decoders.
+        The loss is half the squared error of what the decoders make of the features; None without
+        decoders.
         """
         mask, obs = self._mask(obs), self.normalizer(obs)
         features = {role: torso.encoder(obs) for role, torso in self.torsos.items()}
@@ -207,7 +203,7 @@ class ActorCritic(nn.Module):
         else:
             log_probs, values = [], []
             for span in spans:
-                policy, part = self(picked(obs, span), state, None)
+                policy, part, _ = self(picked(obs, span), state, None)
                 log_probs.append(policy.log_prob(action[span]))
                 values.append(part)
             log_prob, value = torch.cat(log_probs), torch.cat(values)

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-HIDDEN = "<redacted>"
+from rl_lab.core.schema import HIDDEN
 
 # `num_tokens`, `monkey`, `key_dim` are no secrets; `hf_token`, `WANDB_API_KEY`, `db.password` are.
 _WORD = (
-    r"(?:token|secret|password|passwd|passphrase|credentials?"
+    r"(?:token|secret|webhook|password|passwd|passphrase|credentials?"
     r"|(?:api|access|private|secret|auth)[_-]?key|(?<![a-z0-9])key)"
 )
 _SECRET_NAME = re.compile(rf"[\w.+-]*{_WORD}", re.IGNORECASE)
