@@ -85,7 +85,7 @@ def trained(words: list[str], seconds: float) -> tuple[dict[str, float], int]:
     from rl_lab.run.build import make_algorithm, make_context
     from rl_lab.run.efficiency import count_parameters
 
-    config = resolve(configure("CartPole-v1:ppo_none", [*MATCHED, *words])[0])
+    config = resolve(configure("CartPole-v1:ppo_defaults", [*MATCHED, *words])[0])
     context = make_context(config)
     algorithm = make_algorithm(config, context)
     collecting = updating = 0.0

@@ -1,7 +1,7 @@
-"""Writes docs/options.md from the configuration dataclasses, so that the page cannot go stale.
+"""Writes docs/options.md, and the tables of docs/monitoring.md, so that they cannot go stale.
 
-python docs/generate.py            write the page
-python docs/generate.py --check    exit 1 if the page is not what would be written
+python docs/generate.py            write the pages
+python docs/generate.py --check    exit 1 if a page is not what would be written
 """
 
 import argparse
@@ -16,9 +16,11 @@ from rl_lab.config.catalog import BUILT_INS
 from rl_lab.config.tree import OptionRow, describe
 from rl_lab.core import registry
 from rl_lab.core.checker import config_class
-from rl_lab.core.schema import RunConfig
+from rl_lab.core.schema import MonitorConfig, RunConfig
+from rl_lab.monitoring.catalog import ETA, built_in, of_machine
 
 PAGE = Path(__file__).with_name("options.md")
+MONITORING = Path(__file__).with_name("monitoring.md")
 TITLES = {  # kind in the registry -> title, and where its options stand in the tree
     "workflow": ("Algorithms", "algorithm"),
     "encoder": ("Encoders", "network.encoder"),
@@ -51,6 +53,50 @@ def page() -> str:
     for name in sorted(BUILT_INS["wrapper"]):
         parts += [f"### `{name}`\n", *_wrapper(name)]
     return "\n".join(parts)
+
+
+def with_monitors(text: str) -> str:
+    """The page about monitors with its tables, each between two marks."""
+    for mark, table in (("monitors", _monitors()), ("keys", _table(describe(MonitorConfig)))):
+        begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->\n"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    return text
+
+
+def _monitors() -> str:
+    lines = ["| name | metric | fires when | of | try |", "|---|---|---|---|---|"]
+    for name, monitor in built_in().items():
+        names = (
+            f"but `{each[1:]}`" if each[0] == "!" else f"`{each}`" for each in monitor.algorithms
+        )
+        whom = ", ".join(names) or "all"
+        if of_machine(monitor):
+            whom = "all, clock and machine"
+        tip = _escaped(monitor.tip)
+        lines.append(f"| `{name}` | `{monitor.metric}` | {_condition(monitor)} | {whom} | {tip} |")
+    return "\n".join(lines) + "\n"
+
+
+def _condition(monitor: MonitorConfig) -> str:
+    """When it fires, in words."""
+    unit = f" × the largest `{monitor.of}`" if monitor.of else ""
+    size = "its size is " if monitor.absolute else ""
+    above = "`logging.alerts.max_hours`" if monitor.metric == ETA else monitor.above
+    phrases = {
+        f"{size}above {above}{unit}": monitor.above,
+        f"{size}below {monitor.below}{unit}": monitor.below,
+        f"{monitor.jumps} times its usual size": monitor.jumps,
+        f"its usual size divided by {monitor.drops}": monitor.drops,
+        f"{monitor.collapses} of all that it gained is lost": monitor.collapses,
+        f"no gain after {monitor.stalls} of the run": monitor.stalls,
+    }
+    words = [" and ".join(phrase for phrase, value in phrases.items() if value is not None)]
+    words += [f"mean of {monitor.rows} rows"] if monitor.rows > 1 else []
+    words += [f"after {monitor.after} of the run"] if monitor.after else []
+    words += [f"until {monitor.until} of the run"] if monitor.until < 1 else []
+    words += [f"{monitor.actions} actions"] if monitor.actions != "any" else []
+    return "; ".join(words)
 
 
 def _blocks(rows: Iterable[OptionRow]) -> dict[str, list[OptionRow]]:
@@ -116,18 +162,19 @@ def _escaped(text: str) -> str:
 
 def main() -> int:
     """Write the page, or compare it with what is there."""
-    parser = argparse.ArgumentParser(description="write docs/options.md")
+    parser = argparse.ArgumentParser(description="write docs/options.md and docs/monitoring.md")
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if it is stale")
     parser.add_argument("--page", type=Path, default=PAGE, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    text = page()
-    if not options.check:
-        options.page.write_text(text, encoding="utf-8")
-        return 0
-    if options.page.is_file() and options.page.read_text(encoding="utf-8") == text:
-        return 0
-    sys.stderr.write(f"{options.page.name} is out of date: run `make docs`\n")
-    return 1
+    pages = {options.page: page(), MONITORING: with_monitors(MONITORING.read_text("utf-8"))}
+    code = 0
+    for file, text in pages.items():
+        if not options.check:
+            file.write_text(text, encoding="utf-8")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != text:
+            sys.stderr.write(f"{file.name} is out of date: run `make docs`\n")
+            code = 1
+    return code
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ def root(tmp_path_factory):
     """Two runs: plain PPO with a good score, and one with a memory."""
     root = tmp_path_factory.mktemp("runs")
     words = [*SMALL, *SMALL_PPO]
-    rl_lab.train("CartPole-v1:ppo_none", seed=1, runs_dir=root, overrides=words)
+    rl_lab.train("CartPole-v1:ppo_defaults", seed=1, runs_dir=root, overrides=words)
     rl_lab.train(
-        "Pendulum-v1:ppo_gru",
+        "Pendulum-v1:ppo_gru_defaults",
         seed=2,
         runs_dir=root,
         overrides=[*words, "environment.vectorization=sync"],
@@ -37,7 +37,7 @@ def root(tmp_path_factory):
 def test_train_is_the_command(tmp_path):
     settings = {"algorithm.gamma": 0.9, "network.encoder": {"type": "mlp", "hidden_dims": [8]}}
     outcome = rl_lab.train(
-        "CartPole-v1:ppo_none",
+        "CartPole-v1:ppo_defaults",
         seed=3,
         total_timesteps=5.12e2,
         runs_dir=tmp_path,
@@ -54,7 +54,9 @@ def test_train_is_the_command(tmp_path):
 
 def test_fork_and_verify_are_the_commands(tmp_path):
     words = [*SMALL, *SMALL_PPO, "checkpoint.keep_last=9"]
-    parent = rl_lab.train("CartPole-v1:ppo_none", seed=1, runs_dir=tmp_path, overrides=words).run
+    parent = rl_lab.train(
+        "CartPole-v1:ppo_defaults", seed=1, runs_dir=tmp_path, overrides=words
+    ).run
     before = run_hash(parent)
     settings = {"algorithm.gamma": 0.9}
     outcome = rl_lab.fork(
@@ -114,12 +116,12 @@ def test_a_fork_names_itself(root):
 
 def test_several_seeds_are_several_outcomes(tmp_path):
     words = [*SMALL, *SMALL_PPO, "training.total_timesteps=128"]
-    both = rl_lab.train("CartPole-v1:ppo_none", seed=[1, 2], runs_dir=tmp_path, overrides=words)
+    both = rl_lab.train("CartPole-v1:ppo_defaults", seed=[1, 2], runs_dir=tmp_path, overrides=words)
     assert [each.summary["seed"] for each in both] == [1, 2]
     forks = rl_lab.fork("@last", seed=range(3, 5), total_timesteps=256, runs_dir=tmp_path)
     assert [each.summary["seed"] for each in forks] == [3, 4]
     assert {each.summary["parent"]["id"] for each in forks} == {both[1].run.id}
-    (one,) = rl_lab.train("CartPole-v1:ppo_none", seed=[5], runs_dir=tmp_path, overrides=words)
+    (one,) = rl_lab.train("CartPole-v1:ppo_defaults", seed=[5], runs_dir=tmp_path, overrides=words)
     assert one.exit_code == 0
 
 
@@ -128,7 +130,7 @@ def test_several_seeds_are_several_outcomes(tmp_path):
 
 def trained(tmp_path, **more):
     words = [*SMALL, *SMALL_PPO, "training.total_timesteps=128"]
-    return rl_lab.train("CartPole-v1:ppo_none", runs_dir=tmp_path, overrides=words, **more)
+    return rl_lab.train("CartPole-v1:ppo_defaults", runs_dir=tmp_path, overrides=words, **more)
 
 
 def test_a_script_is_silent_and_a_terminal_shows_progress(tmp_path, capsys, monkeypatch):

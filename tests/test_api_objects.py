@@ -67,9 +67,9 @@ class Wide(nn.Module):
 
 
 def test_a_gymnasium_environment_is_its_id(tmp_path):
-    given = train(gym.make("CartPole-v1"), "ppo_none", runs_dir=tmp_path)
-    named = train("CartPole-v1:ppo_none", runs_dir=tmp_path)
-    apart = train("CartPole-v1", "ppo_none", runs_dir=tmp_path)
+    given = train(gym.make("CartPole-v1"), "ppo_defaults", runs_dir=tmp_path)
+    named = train("CartPole-v1:ppo_defaults", runs_dir=tmp_path)
+    apart = train("CartPole-v1", "ppo_defaults", runs_dir=tmp_path)
     assert load_config(given.run) == load_config(named.run) == load_config(apart.run)
     assert run_hash(given.run) == run_hash(named.run)
     assert given.needs == ""
@@ -78,7 +78,7 @@ def test_a_gymnasium_environment_is_its_id(tmp_path):
 def test_arguments_and_time_limit_of_an_instance_are_kept(tmp_path):
     env = gym.make("Pendulum-v1", g=5.0, max_episode_steps=17, render_mode="rgb_array")
     words = [each for each in WORDS if "max_episode_steps" not in each]
-    run = rl_lab.train(env, "ppo_none", runs_dir=tmp_path, overrides=words)
+    run = rl_lab.train(env, "ppo_defaults", runs_dir=tmp_path, overrides=words)
     config = load_config(run.run).environment
     assert (config.id, config.kwargs, config.max_episode_steps) == ("Pendulum-v1", {"g": 5.0}, 17)
     assert run.summary["test"]["last"]["length_mean"] == 17
@@ -97,23 +97,23 @@ def test_arguments_of_an_instance_replace_those_of_a_preset(tmp_path, monkeypatc
 
 def test_wrappers_of_an_instance_are_in_every_copy(tmp_path):
     env = gym.wrappers.TransformReward(gym.make("CartPole-v1"), lambda reward: 3 * reward)
-    run = train(env, "ppo_none", runs_dir=tmp_path)
+    run = train(env, "ppo_defaults", runs_dir=tmp_path)
     found = run.evaluate(episodes=3)
     assert found.returns == [3 * each for each in found.lengths]
     assert run.needs == "env=<the same CartPole-v1 as before>"
 
 
 def test_a_class_that_can_be_imported_is_named_by_its_path(tmp_path):
-    run = train(Corridor, "ppo_none", runs_dir=tmp_path)
+    run = train(Corridor, "ppo_defaults", runs_dir=tmp_path)
     assert load_config(run.run).environment.id == f"{__name__}:Corridor" and run.needs == ""
-    again = train(f"{__name__}:Corridor", "ppo_none", runs_dir=tmp_path)
+    again = train(f"{__name__}:Corridor", "ppo_defaults", runs_dir=tmp_path)
     assert run_hash(run.run) == run_hash(again.run)
 
 
 def test_worker_processes_make_a_class_by_its_path(tmp_path):
     words = {"environment.vectorization": "process", "environment.workers": 1}
     words |= {"evaluation.every_steps": 0, "evaluation.test_episodes": 0}
-    run = train(Corridor, "ppo_none", runs_dir=tmp_path, **words)
+    run = train(Corridor, "ppo_defaults", runs_dir=tmp_path, **words)
     assert run.summary["status"] == "finished"
 
 
@@ -121,7 +121,7 @@ def test_a_factory_gives_its_environments_and_a_run_that_goes_on(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RL_LAB_RUNS", raising=False)
     root = tmp_path / "elsewhere"
-    run = train(lambda: Corridor(length=5), "ppo_none", runs_dir=root)
+    run = train(lambda: Corridor(length=5), "ppo_defaults", runs_dir=root)
     assert load_config(run.run).environment.id == "local/Corridor"
     assert run.needs == "env=Corridor"
     assert "rl_lab.resume(RUN, env=Corridor)" in (run.path / "logs" / "run.log").read_text()
@@ -135,8 +135,8 @@ def test_a_factory_gives_its_environments_and_a_run_that_goes_on(tmp_path, monke
 
 
 def test_each_run_keeps_its_own_object_of_a_name(tmp_path):
-    short = train(lambda: Corridor(length=3), "ppo_none", runs_dir=tmp_path)
-    long = train(lambda: Corridor(length=9), "ppo_none", runs_dir=tmp_path)
+    short = train(lambda: Corridor(length=3), "ppo_defaults", runs_dir=tmp_path)
+    long = train(lambda: Corridor(length=9), "ppo_defaults", runs_dir=tmp_path)
     assert max(short.evaluate(episodes=5, sample=True).returns) == 3
     assert max(long.evaluate(episodes=5, sample=True).returns) == 9
 
@@ -145,7 +145,7 @@ def test_the_constructor_gets_the_configured_arguments(tmp_path):
     class Local(Corridor):
         pass
 
-    run = train(Local, "ppo_none", runs_dir=tmp_path, **{"environment.kwargs": {"length": 4}})
+    run = train(Local, "ppo_defaults", runs_dir=tmp_path, **{"environment.kwargs": {"length": 4}})
     assert max(run.evaluate(episodes=5, sample=True).returns) == 4
 
 
@@ -167,14 +167,14 @@ class Stranger(gym.Wrapper):
 )
 def test_an_environment_that_cannot_be_copied_is_refused(tmp_path, env, said):
     with pytest.raises(UserError, match=said):
-        train(env, "ppo_none", runs_dir=tmp_path)
+        train(env, "ppo_defaults", runs_dir=tmp_path)
     assert not list_runs(tmp_path)
 
 
 def test_worker_processes_cannot_have_a_lambda(tmp_path):
     words = {"environment.vectorization": "process"}
     with pytest.raises(UserError, match=r"use environment.vectorization=sync"):
-        train(lambda: Corridor(), "ppo_none", runs_dir=tmp_path, **words)
+        train(lambda: Corridor(), "ppo_defaults", runs_dir=tmp_path, **words)
 
 
 # ------------------------------------------------------------------------ algorithms
@@ -258,16 +258,16 @@ def test_a_wrong_reference_is_named(name):
 
 
 def test_a_module_class_is_an_encoder(tmp_path):
-    run = train("CartPole-v1", "ppo_none", encoder=Wide, runs_dir=tmp_path)
+    run = train("CartPole-v1", "ppo_defaults", encoder=Wide, runs_dir=tmp_path)
     layers = [each for each in run.policy.loaded.workflow.model.modules() if isinstance(each, Wide)]
     assert layers and run.needs == ""  # other processes import it by its path
 
     class Local(Wide):
         pass
 
-    run = train("CartPole-v1", "ppo_none", encoder=Local, runs_dir=tmp_path)
+    run = train("CartPole-v1", "ppo_defaults", encoder=Local, runs_dir=tmp_path)
     assert run.needs == "encoder=Local"
-    named = train("CartPole-v1", "ppo_none", encoder="mlp_tiny", runs_dir=tmp_path)
+    named = train("CartPole-v1", "ppo_defaults", encoder="mlp_tiny", runs_dir=tmp_path)
     assert load_config(named.run).network.encoder.type == "mlp_tiny"
 
 
@@ -299,7 +299,7 @@ class Small(torch.nn.Module):
 
 if __name__ == "__main__":
     rl_lab.train(
-        lambda: Drift(), "ppo_none", encoder=Small, runs_dir=sys.argv[1], overrides=sys.argv[2:]
+        lambda: Drift(), "ppo_defaults", encoder=Small, runs_dir=sys.argv[1], overrides=sys.argv[2:]
     )
 """
 
@@ -354,7 +354,7 @@ def test_another_process_goes_on_with_the_same_classes_exactly(tmp_path):
 
 
 def test_a_run_is_an_object(tmp_path):
-    run = train("CartPole-v1:ppo_none", runs_dir=tmp_path)
+    run = train("CartPole-v1:ppo_defaults", runs_dir=tmp_path)
     assert isinstance(run, rl_lab.Run) and isinstance(run, rl_lab.Outcome)
     assert run.path == run.run.path and run.id == run.run.id
     assert run.policy is run.policy  # its memory lasts from call to call
@@ -370,7 +370,7 @@ def test_a_run_that_was_stopped_says_so_and_goes_on(tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
 
     view = {"view": lambda config, folder, start: [Stops()]}
-    stopped = train("CartPole-v1:ppo_none", runs_dir=tmp_path, **view)
+    stopped = train("CartPole-v1:ppo_defaults", runs_dir=tmp_path, **view)
     assert stopped.exit_code == rl_lab.load_run(stopped.path).exit_code == 130
     done = stopped.resume()
     assert (done.id, done.exit_code, done.summary["env_steps"]) == (stopped.id, 0, 256)

@@ -27,23 +27,25 @@ Breaches = list[str]  # "path: what is wrong"
 CATALOG = "config/catalog.py"  # the one list of built-ins by name, of all layers
 L1 = ("networks", "planning", "envs", "buffers", "records")
 BELOW_CONFIG = {"core", *L1, "algorithms.base"}
-L3 = BELOW_CONFIG | {"collect", "display", "config", "run"}
+L3 = BELOW_CONFIG | {"collect", "display", "monitoring", "config", "run"}
 LAYERS: dict[str, set[str]] = {
     "core": {"core"},
     **{name: {"core", name} for name in L1},
     "collect": {"core", "collect"},
     "algorithms": {"core", "networks", "planning", "algorithms"},
     "display": {"core", "records", "display"},
+    "monitoring": {"core", "records", "display", "monitoring"},
     # the phases of YAML are parsed by the scheduler that runs them
     "config": BELOW_CONFIG | {"config", "run.phases"},
     "run": L3,
     "tuning": L3 | {"tuning"},
     "analysis": L3 | {"analysis", "algorithms.dreamer"},  # it draws what world models imagine
-    "api": L3 | {"analysis", "objects"},
+    "hub": L3 | {"analysis", "hub"},  # below the interface, which loads what it downloads
+    "api": L3 | {"analysis", "objects", "hub"},
     "objects": L3,
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
     "ui": L3 | {"analysis", "tuning", "ui"},
-    **{name: L3 | {"api", name} for name in ("hub", "benchmarking")},
+    "benchmarking": L3 | {"api", "analysis", "tuning", "algorithms.base", "benchmarking"},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
@@ -55,7 +57,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "envs": NUMBERS | {"gymnasium", "safetensors", "mujoco", "dm_control", "envpool"},
     "records": NUMBERS | {"safetensors", "yaml", "pandas"},
     "display": NUMBERS
-    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"},
+    | {"yaml", "rich", "tensorboard", "wandb", "matplotlib", "PIL", "imageio_ffmpeg"}
+    | {"wandb_workspaces", "pygame"},
     "config": NUMBERS | {"hydra", "omegaconf", "yaml"},
     "run": NUMBERS | {"yaml"},
     "cli": {"typer", "yaml", "torch"},
@@ -63,6 +66,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
     "tuning": NUMBERS | {"optuna", "yaml"},
+    "hub": NUMBERS | {"yaml", "gymnasium", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"},
     "benchmarking": NUMBERS | {"matplotlib"},
     "ui": {"numpy", "starlette", "uvicorn"},
 }

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -101,6 +102,8 @@ def run(words, monkeypatch):
 def tiny(verb, words):
     if verb == "sweep":
         return ["--dry-run"]
+    if verb == "publish":  # a hub is not there
+        return ["--dry-run", str(Path(tempfile.mkdtemp()) / "policy"), "--episodes", "2"]
     resumed = any("--resume" in word or "resume_path" in word for word in words)
     if verb != "train" or resumed or "--list-envs" in words:
         return []
@@ -122,6 +125,7 @@ def pytest_runs():
 
 NEEDS = {  # in the command -> what must be installed for it
     "--plot": "matplotlib",
+    "wandb-dashboard": "wandb_workspaces",
     "rl-lab sweep": "optuna",
     "HalfCheetah": "mujoco",
     "og_wm_carracing": "Box2D",
@@ -165,7 +169,7 @@ def test_what_is_not_there_yet_is_refused(row, monkeypatch, capsys):
 
 
 def test_every_row_says_where_it_stands():
-    assert len(WORKS) > 50 and len(NOT_YET) > 15
+    assert len(WORKS) > 50 and len(NOT_YET) > 5
     for row in ROWS:
         assert len(row) == 3, row
         assert re.match(r"works$|not yet: \w|not run: see below$", row[2]), row

@@ -12,6 +12,8 @@ import typer
 import yaml
 
 from rl_lab import api
+from rl_lab.benchmarking.networks.cells import plan
+from rl_lab.benchmarking.networks.task_set import read_set
 from rl_lab.cli.main import app
 from rl_lab.config.compose import compose
 from rl_lab.config.tree import to_tree
@@ -83,8 +85,11 @@ YAML = [(page, text) for page in PAGES for text in fences(page, "yaml")]
 def test_yaml_that_is_shown_is_valid(tmp_path, page, text):
     file = tmp_path / "shown.yaml"
     file.write_text(text)
-    if "base_config" in yaml.safe_load(text):
+    tree = yaml.safe_load(text)
+    if "base_config" in tree:
         check(read_sweep(file))
+    elif "tasks" in tree:
+        assert plan(read_set(file), ["none", "mamba"], "parameters", print).cells
     else:
         api.configure(config_file=file)
 

@@ -72,8 +72,8 @@ def peers(
         list[str] | None,
         typer.Option(
             "--peer",
-            help="only this one besides rl-lab: rl-lab-default, plain, sb3, sbx, cleanrl, jax; "
-            "repeatable",
+            help="only this one besides rl-lab: rl-lab-default, plain, sb3, sb3-contrib, sbx, "
+            "cleanrl, jax; repeatable",
         ),
     ] = None,
     cleanrl: Annotated[

@@ -39,6 +39,7 @@ class Contestant:
     env: str | None = None  # the only one that it plays
     needs_script: bool = False  # a file of its own, which the user has to name
     evaluates: bool = True  # on the way, as --until needs it
+    memories: tuple[str, ...] = ("none",)  # that it can have
 
     def obstacle(self, job: Job) -> str | None:
         """Why it does not take part in a job; None if it does."""
@@ -48,6 +49,8 @@ class Contestant:
             return "give its own script: --cleanrl PATH/TO/ppo.py"
         if job.values.algorithm not in self.algorithms:
             return f"does {', '.join(self.algorithms)} only"
+        if job.values.memory not in self.memories:
+            return f"takes part with memory {', '.join(self.memories)} only"
         return None if self.env in (None, job.env) else f"plays {self.env} only"
 
     @property
@@ -143,6 +146,20 @@ def _replay_settings(values: ReplaySettings) -> dict[str, Any]:
 
 def _ppo_settings(values: Settings) -> dict[str, Any]:
     decay = "lin_" if values.decay else ""
+    layers = [values.hidden, values.hidden]
+    network: dict[str, Any] = {
+        "network.encoder.hidden_dims": layers,
+        "network.encoder.activation": "tanh",
+    }
+    if values.memory != "none":  # the layers come after it, as in Stable-Baselines3
+        network = {
+            "network.encoder.hidden_dims": [],
+            "network.memory.type": values.memory,
+            "network.memory.hidden_dim": values.hidden,
+            "network.actor.hidden_dims": layers,
+            "network.critic.hidden_dims": layers,
+            "algorithm.sequence_length": values.sequence_length,
+        }
     return {
         "algorithm.rollout_steps": values.rollout_steps,
         "algorithm.epochs": values.epochs,
@@ -154,8 +171,7 @@ def _ppo_settings(values: Settings) -> dict[str, Any]:
         "algorithm.max_grad_norm": values.max_grad_norm,
         "algorithm.normalize_advantages": "batch",
         "algorithm.optimizer.eps": 1e-5,
-        "network.encoder.hidden_dims": [values.hidden, values.hidden],
-        "network.encoder.activation": "tanh",
+        **network,
     }
 
 
@@ -256,6 +272,15 @@ def stable_baselines3(job: Job) -> Timed:
     return _baselines(job, stable_baselines3, torch.nn.Tanh, torch.nn.ReLU)
 
 
+def recurrent(job: Job) -> Timed:
+    """RecurrentPPO: an LSTM for the actor and one for the critic, as here."""
+    import sb3_contrib
+    import torch
+
+    torch.set_num_threads(job.threads)
+    return _baselines(job, sb3_contrib, torch.nn.Tanh, torch.nn.ReLU)
+
+
 def sbx(job: Job) -> Timed:
     """Stable-Baselines3 in JAX."""
     import sbx as library
@@ -293,8 +318,11 @@ def _baselines(job: Job, library: Any, tanh: Any, relu: Any) -> Timed:
         return [float(each["r"]) for each in model.ep_info_buffer]
 
     own = _ppo_arguments(values, tanh) if values.algorithm == "ppo" else _replay(values, relu)
-    model = getattr(library, values.algorithm.upper())(
-        "MlpPolicy",
+    remembers = values.memory != "none"
+    if remembers:
+        own["policy_kwargs"]["lstm_hidden_size"] = values.hidden
+    model = getattr(library, "RecurrentPPO" if remembers else values.algorithm.upper())(
+        "MlpLstmPolicy" if remembers else "MlpPolicy",
         make_vec_env(job.env, n_envs=values.num_envs, seed=job.seed),
         batch_size=values.batch_size,
         gamma=values.gamma,
@@ -351,12 +379,19 @@ def _replay(values: ReplaySettings, activation: Any) -> dict[str, Any]:
 
 
 CONTESTANTS = {
-    OURS: Contestant("this library, its real loop", "rl_lab", ours),
+    OURS: Contestant("this library, its real loop", "rl_lab", ours, memories=("none", "lstm")),
     DEFAULT: Contestant(
         "this library with all that is on by default", "rl_lab", default_run, evaluates=False
     ),
     PLAIN: Contestant("a plain single-file loop in torch", "gymnasium", plain, ("ppo", "dqn")),
     "sb3": Contestant("Stable-Baselines3", "stable_baselines3", stable_baselines3),
+    "sb3-contrib": Contestant(
+        "RecurrentPPO of Stable-Baselines3's contributions",
+        "sb3_contrib",
+        recurrent,
+        ("ppo",),
+        memories=("lstm",),
+    ),
     "sbx": Contestant("Stable-Baselines3 in JAX", "sbx", sbx),
     CLEANRL: Contestant(
         "CleanRL's own ppo.py",

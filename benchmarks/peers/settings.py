@@ -14,7 +14,10 @@ IN_A_ROW = 2  # evaluations that must reach it: a single one may be luck
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """PPO with a 2 x 64 tanh actor and a separate critic of the same size; Adam with eps 1e-5."""
+    """PPO with a 2 x 64 tanh actor and a separate critic of the same size; Adam with eps 1e-5.
+
+    With a memory of 64 numbers before each of the two, if there is one.
+    """
 
     env: str = "CartPole-v1"  # unless another one is asked for
     num_envs: int = 8
@@ -32,6 +35,8 @@ class Settings:
     hidden: int = 64
     algorithm: str = "ppo"
     warm_up: int = WARM_UP
+    memory: str = "none"
+    sequence_length: int | None = None  # ours: steps that gradients flow through; None: the rollout
 
     @property
     def rows(self) -> int:
@@ -58,6 +63,7 @@ class ReplaySettings:
     explored: float = 1.0  # dqn: share of the run over which epsilon falls from 1
     epsilon: float = 0.0  # dqn: to this
     hidden: tuple[int, int]
+    memory: str = "none"
 
     @property
     def rows(self) -> int:
@@ -89,6 +95,29 @@ SETTINGS: dict[str, Settings | ReplaySettings] = {
         gae_lambda=0.8,
         learning_rate=1e-3,
         decay=True,
+    ),
+    "lstm": Settings(
+        rollout_steps=128,
+        batch_size=256,
+        epochs=4,
+        gamma=0.99,
+        gae_lambda=0.95,
+        learning_rate=2.5e-4,
+        decay=False,
+        entropy_coefficient=0.01,
+        memory="lstm",
+    ),
+    "lstm_32": Settings(
+        rollout_steps=128,
+        batch_size=256,
+        epochs=4,
+        gamma=0.99,
+        gae_lambda=0.95,
+        learning_rate=2.5e-4,
+        decay=False,
+        entropy_coefficient=0.01,
+        memory="lstm",
+        sequence_length=32,
     ),
     "quick": Settings(  # many environments and few, large minibatches: the least time to learn it
         num_envs=128,

@@ -4,7 +4,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -12,6 +12,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+from rl_lab.analysis.grid import play_side_by_side
 from rl_lab.analysis.playing import Playback, check_show, play_policy
 from rl_lab.analysis.recording import Recorded, record_policy
 from rl_lab.analysis.verify import Verdict
@@ -31,7 +32,11 @@ from rl_lab.core.schema import RunConfig
 from rl_lab.core.values import BadValueError, whole
 from rl_lab.display.sinks import Sink
 from rl_lab.display.terminal import is_watched
+from rl_lab.display.video import film_suffix
+from rl_lab.envs.render import has_screen
+from rl_lab.hub.download import fetch, is_published
 from rl_lab.objects import LocalObject, for_run, read_arguments
+from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.config_file import load_tree
 from rl_lab.records.index import Index
@@ -39,13 +44,12 @@ from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.run import policy, session
 from rl_lab.run.build import seeds
 from rl_lab.run.fork import fork as fork_run
-from rl_lab.run.policy import Policy
+from rl_lab.run.policy import EVALUATE, Policy
 from rl_lab.run.session import Outcome, View
 from rl_lab.run.view import terminal_view, warnings_view
 
 T = TypeVar("T")
 Folder = str | Path
-EVALUATE = "evaluate"  # the seed stream of `evaluate`: neither train nor eval nor test
 EXIT_CODES = {"finished": 0, "interrupted": 130, "preempted": 143}  # by status; any other one: 1
 
 
@@ -378,8 +382,9 @@ def evaluate(
     """Measure a trained policy on seeds that training did not use.
 
     Args:
-        reference: A run or checkpoint: `RUN`, `RUN:best`, `RUN:last`, `RUN:STEP`, or a `Run`.
-            The best checkpoint if none is named.
+        reference: A run or checkpoint: `RUN`, `RUN:best`, `RUN:last`, `RUN:STEP`, or a `Run`;
+            the best checkpoint if none is named. Or a policy on the Hugging Face hub:
+            `hf:user/name`, `hf:user/name@revision`.
         episodes: Number of episodes.
         sample: Sample actions instead of taking the most likely ones.
         seed: Another seed than that of the run.
@@ -394,7 +399,7 @@ def evaluate(
     _check_types(sample=sample, trust=trust)
     if not isinstance(episodes, int) or episodes < 1:
         raise UserError(f"episodes: must be a whole number of at least 1, got {episodes!r}")
-    name, root, _ = _find(reference, runs_dir)
+    name, root = _find_policy(reference, runs_dir, trust)
     loaded = policy.load(name, root, seed=seed, deterministic=not sample, trust=trust, warn=warn)
     try:
         found = loaded.evaluate(EVALUATE, episodes)
@@ -440,16 +445,31 @@ def play(
         raise UserError("play: episodes and max_steps must be at least 1")
     _check_types(video=video, sample=sample, trust=trust)
     file = None if video is None else Path(video)
+    if file is None and is_published(reference) and not has_screen():
+        file = Path(f"play{film_suffix()}")  # not in the cache of what was downloaded
     check_show(file)
-    name, root, _ = _find(reference, runs_dir)
-    loaded = policy.load(name, root, seed=seed, deterministic=not sample, trust=trust, warn=warn)
+    name, root = _find_policy(reference, runs_dir, trust)
+    load = partial(
+        policy.load, root=root, seed=seed, deterministic=not sample, trust=trust, warn=warn
+    )
+    loaded = load(name)
+
+    def other(offset: int) -> Policy:
+        """The policy so many checkpoints later; the first one follows the last one."""
+        nonlocal loaded
+        steps = CheckpointStore(loaded.run.checkpoints).steps()
+        step = steps[(steps.index(loaded.step) + offset) % len(steps)]
+        loaded.context.train_environment.close()
+        loaded = load(f"{loaded.run.path}:{step}")
+        return Policy.of(loaded)
+
     try:
         player = Policy.of(loaded)
         with loaded.context.rng.borrowed(f"{EVALUATE}/"):
             return play_policy(
-                loaded,
-                partial(player.act, deterministic=not sample),
-                player.reset,
+                player,
+                deterministic=not sample,
+                other=other,
                 seeds=seeds(loaded.config.experiment.seed, EVALUATE, episodes),
                 max_steps=max_steps,
                 video=file,
@@ -505,12 +525,68 @@ def record(
         loaded.context.train_environment.close()
 
 
+def play_grid(
+    references: "Sequence[str | Path | Run]",
+    video: Folder,
+    *,
+    episodes: int = 1,
+    sample: bool = False,
+    seed: int = 0,
+    max_steps: int | None = None,
+    runs_dir: Folder | None = None,
+    trust: bool = False,
+    tell: Callable[[int, list[Played]], None] = lambda number, episodes: None,
+    warn: Callable[[str], None] = python_warning,
+) -> list[Playback]:
+    """Film several runs or checkpoints side by side, on the same episodes.
+
+    Args:
+        references: Runs or checkpoints, as for `evaluate`.
+        video: The film to write, .mp4 or .gif.
+        episodes: Number of episodes.
+        sample: Sample actions instead of taking the most likely ones.
+        seed: The seed of the episodes, the same for all.
+        max_steps: Cut episodes after this many steps.
+        runs_dir: Where runs live.
+        trust: Import code that runs name, although this user did not make them.
+        tell: Called with the number and the results of each episode when it is over.
+        warn: Called with a sentence about each damaged checkpoint that was skipped.
+
+    Returns:
+        What was played, for each of them.
+    """
+    if not references or episodes < 1 or (max_steps is not None and max_steps < 1):
+        raise UserError("play: it takes a run, and episodes and max_steps of at least 1")
+    check_show(Path(video))
+    loaded: list[policy.LoadedPolicy] = []
+    try:
+        for reference in references:
+            name, root, _ = _find(reference, runs_dir)
+            options: dict[str, Any] = {"deterministic": not sample, "trust": trust, "warn": warn}
+            loaded.append(policy.load(name, root, seed=seed, **options))
+        with ExitStack() as borrowed:
+            for each in loaded:
+                borrowed.enter_context(each.context.rng.borrowed(f"{EVALUATE}/"))
+            return play_side_by_side(
+                loaded,
+                Path(video),
+                seeds=seeds(seed, EVALUATE, episodes),
+                deterministic=not sample,
+                max_steps=max_steps,
+                tell=tell,
+            )
+    finally:
+        for each in loaded:
+            each.context.train_environment.close()
+
+
 def load_policy(
     reference: "str | Path | Run" = "@best",
     *,
     runs_dir: Folder | None = None,
     device: str | None = None,
     trust: bool = False,
+    warn: Callable[[str], None] = python_warning,
 ) -> Policy:
     """Load a trained policy, ready to act.
 
@@ -519,12 +595,13 @@ def load_policy(
         runs_dir: Where runs live.
         device: Where it computes, such as `cpu` or `cuda`; that of the run if not given.
         trust: Import code that the run names, although this user did not make the run.
+        warn: Called with a sentence about each damaged checkpoint that was skipped.
 
     Returns:
         The policy: `act(obs)` gives actions.
     """
-    name, root, _ = _find(reference, runs_dir)
-    return Policy.of(policy.load(name, root, device=device, trust=trust, warn=python_warning))
+    name, root = _find_policy(reference, runs_dir, trust)
+    return Policy.of(policy.load(name, root, device=device, trust=trust, warn=warn))
 
 
 def runs(*, runs_dir: Folder | None = None, **filters: Any) -> list[dict[str, Any]]:
@@ -584,6 +661,18 @@ def runs_root(runs_dir: Folder | None = None) -> Path:
 
 
 # -------------------------------------------------------------------- arguments
+
+
+def _find_policy(
+    reference: "str | Path | Run", runs_dir: Folder | None, trust: bool
+) -> tuple[str, Path]:
+    """The name of a run, or the folder of a published policy; and the folder of runs."""
+    if not is_published(reference):
+        name, root, _ = _find(reference, runs_dir)
+        return name, root
+    if trust:
+        raise UserError(f"{reference}: a published policy is never trusted with code of its own")
+    return str(fetch(str(reference))), runs_root(runs_dir)
 
 
 def _find(

@@ -115,7 +115,10 @@ def test_a_part_by_its_path():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["CartPole-v1:ppo_none", "components.critic=mlp"], "components.critic: no part of ppo"),
+        (
+            ["CartPole-v1:ppo_defaults", "components.critic=mlp"],
+            "components.critic: no part of ppo",
+        ),
         ([*DREAMER, "components.critics=mlp"], "did you mean 'critic'"),
         ([*DREAMER, "components.critic=mpl"], "unknown critic 'mpl'"),
         ([*DREAMER, "components.critic={units: 3}"], "needs a _target_"),
@@ -210,6 +213,6 @@ def test_imagine_draws_vectors_and_films_images(dreamer, tmp_path, capsys):
 
 
 def test_imagine_needs_a_world_model(tmp_path, capsys):
-    tiny_run(tmp_path, "CartPole-v1:ppo_none", "training.total_timesteps=64")
+    tiny_run(tmp_path, "CartPole-v1:ppo_defaults", "training.total_timesteps=64")
     assert main(["imagine", "@last", "--runs-dir", str(tmp_path)]) == 2
     assert "ppo has no world model to imagine with" in capsys.readouterr().err

@@ -216,7 +216,7 @@ def minibatches(count: int, rows: int = 8, seed: int = 0) -> dict:
 
 
 def dqn(tiny, *overrides):
-    return tiny("CartPole-v1:dqn_none", *SMALL, *overrides).workflow
+    return tiny("CartPole-v1:dqn_defaults", *SMALL, *overrides).workflow
 
 
 def play(orchestrator, hooks):
@@ -260,7 +260,7 @@ def test_the_target_is_copied_every_seventh_gradient_step(tiny):
 @pytest.mark.parametrize("num_envs", [1, 4, 7])
 def test_gradient_steps_are_counted_exactly(tiny, num_envs):
     orchestrator = tiny(
-        "CartPole-v1:dqn_none",
+        "CartPole-v1:dqn_defaults",
         *("algorithm.learning_starts=20", "algorithm.batch_size=4", "algorithm.train_every=1"),
         *("algorithm.replay_ratio=0.3", f"environment.num_envs={num_envs}"),
     )
@@ -272,7 +272,9 @@ def test_gradient_steps_are_counted_exactly(tiny, num_envs):
 
 def test_epsilon_follows_environment_steps(tiny):
     orchestrator = tiny(
-        "CartPole-v1:dqn_none", *SMALL, "algorithm.epsilon={start: 1, end: 0, from: 100, to: 300}"
+        "CartPole-v1:dqn_defaults",
+        *SMALL,
+        "algorithm.epsilon={start: 1, end: 0, from: 100, to: 300}",
     )
     workflow, seen = orchestrator.workflow, {}
     assert workflow.epsilon == 1.0
@@ -303,7 +305,7 @@ def test_every_environment_explores_by_itself(tiny):
 def test_forbidden_actions_are_never_taken(tiny, epsilon):
     """Gates raises if one is: warming up, exploring, greedy; and in evaluations."""
     orchestrator = tiny(
-        "space_envs:Gates-v0:dqn_none",
+        "space_envs:Gates-v0:dqn_defaults",
         *SMALL,
         *("environment.wrappers=[{id: ActionMask}]", f"algorithm.epsilon={epsilon}"),
     )
@@ -340,7 +342,7 @@ def test_only_legal_actions_count_in_the_entropy():
 def test_pixels(tiny):
     wrappers = "[{id: Grayscale}, {id: Resize, size: 20}, {id: FrameStack, frames: 2}]"
     orchestrator = tiny(
-        "picture_env:Picture-v0:dqn_none",
+        "picture_env:Picture-v0:dqn_defaults",
         *SMALL,
         *(f"environment.wrappers={wrappers}", "algorithm.dueling=true", "algorithm.n_step=3"),
         *("~network.encoder.hidden_dims", "network.encoder.type=nature"),
@@ -356,7 +358,7 @@ def test_pixels(tiny):
 
 
 def test_observation_statistics_are_the_same_in_both_networks(tiny):
-    orchestrator = tiny("CartPole-v1:dqn_none", *SMALL, "environment.normalize_obs=true")
+    orchestrator = tiny("CartPole-v1:dqn_defaults", *SMALL, "environment.normalize_obs=true")
     play(orchestrator, 6)
     workflow = orchestrator.workflow
     own, target = workflow.model.normalizer, workflow.learner.target.normalizer
@@ -378,7 +380,7 @@ def test_a_bad_number_leaves_everything_as_it_was(tiny, where):
 
 
 def test_errors_become_priorities(tiny, monkeypatch):
-    orchestrator = tiny("CartPole-v1:dqn_none", *SMALL)
+    orchestrator = tiny("CartPole-v1:dqn_defaults", *SMALL)
     workflow, given = orchestrator.workflow, []
     monkeypatch.setattr(
         orchestrator.buffers["replay"], "reprioritize", lambda *each: given.append(each)
@@ -472,18 +474,18 @@ def test_bad_values_are_refused(options, problem):
 )
 def test_impossible_combinations_are_refused_before_anything_is_built(overrides, problem):
     with pytest.raises(ConfigError, match=problem):
-        tiny_config("CartPole-v1:dqn_none", *overrides)
+        tiny_config("CartPole-v1:dqn_defaults", *overrides)
 
 
 def test_other_actions_are_declined_with_advice(tiny):
     with pytest.raises(
         UserError, match="dqn needs Discrete actions, 'Pendulum-v1' has Box: use ppo, or sac"
     ):
-        tiny("Pendulum-v1:dqn_none", *SMALL)
+        tiny("Pendulum-v1:dqn_defaults", *SMALL)
 
 
 def test_how_many_gradient_steps_a_run_has():
-    config = tiny_config("CartPole-v1:dqn_none", *SMALL, "algorithm.replay_ratio=0.5")
+    config = tiny_config("CartPole-v1:dqn_defaults", *SMALL, "algorithm.replay_ratio=0.5")
     assert config.algorithm.gradient_steps(config) == (1024 - 64) * 0.5
 
 

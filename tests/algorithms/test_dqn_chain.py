@@ -122,7 +122,7 @@ MARKED = [
 @pytest.mark.parametrize("name", MARKED)
 def test_it_finds_the_exact_action_values(tiny, name):
     world, overrides = VARIANTS[name]
-    orchestrator = tiny(f"test_dqn_chain:{world}-v0:dqn_none", *TABLE, *overrides)
+    orchestrator = tiny(f"test_dqn_chain:{world}-v0:dqn_defaults", *TABLE, *overrides)
     while (action := orchestrator.scheduler.next_action()) is not None:
         orchestrator.execute(action)
     states, dynamics = (WALK - 1, walked) if world == "Walk" else (FORK, forked)

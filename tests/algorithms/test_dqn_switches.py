@@ -147,7 +147,7 @@ def test_a_range_that_is_too_narrow_is_reported_once(tmp_path):
     words = [*narrow, "algorithm.learning_starts=64", "algorithm.batch_size=16"]
     for each, count in (("[0, 1]", 1), ("[-1000, 1000]", 0)):
         words[1] = f"algorithm.value_range={each}"
-        run = tiny_run(tmp_path / each, "CartPole-v1:dqn_none", *words).run
+        run = tiny_run(tmp_path / each, "CartPole-v1:dqn_defaults", *words).run
         assert (
             run.log_file.read_text().count("c51's targets lie outside of algorithm.value_range")
             == count
@@ -266,7 +266,7 @@ def test_network_choice_and_target_have_noise_of_their_own():
 
 
 def test_every_environment_has_its_own_noise_and_evaluations_have_none(tiny):
-    workflow = tiny("CartPole-v1:dqn_none", *SMALL, "algorithm.noisy=true").workflow
+    workflow = tiny("CartPole-v1:dqn_defaults", *SMALL, "algorithm.noisy=true").workflow
     layer = workflow.model.advantage[-1]
     for each in (layer.weight, layer.weight_scale, layer.bias):
         each.data.zero_()
@@ -291,7 +291,7 @@ def test_every_environment_has_its_own_noise_and_evaluations_have_none(tiny):
 
 
 def test_noise_of_gradient_steps_comes_from_a_stream_of_the_run(tiny):
-    words = ["CartPole-v1:dqn_none", *SMALL, *NOISY]
+    words = ["CartPole-v1:dqn_defaults", *SMALL, *NOISY]
     first, second = tiny(*words), tiny(*words)
     batch = minibatches(4)
     torch.manual_seed(1)
@@ -346,7 +346,7 @@ def test_compiled_and_eager_learn_the_same(tiny, interpreted, words):
     learned = []
     for mode in ("off", "on"):
         own = [*SMALL, "environment.normalize_obs=true", "algorithm.target_every=2"]
-        made = tiny("CartPole-v1:dqn_none", *own, *words, f"compute.compile={mode}").workflow
+        made = tiny("CartPole-v1:dqn_defaults", *own, *words, f"compute.compile={mode}").workflow
         metrics = made.update(minibatches(5), phase=PHASE)
         learned.append([made.learner.state.flat, made.learner.target_flat, metrics])
     assert interpreted == ["the update"]
@@ -361,7 +361,7 @@ def test_compiled_and_eager_learn_the_same(tiny, interpreted, words):
 
 @every_switch
 def test_the_pure_policy_is_pure_and_takes_the_best_action(tiny, words):
-    workflow = tiny("CartPole-v1:dqn_none", *SMALL, *words, "algorithm.epsilon=0").workflow
+    workflow = tiny("CartPole-v1:dqn_defaults", *SMALL, *words, "algorithm.epsilon=0").workflow
     obs, policy = torch.randn(4, 4), workflow.pure_policy()
     noise = policy.noise(1)[0]
     leaves: list[torch.Tensor] = []
@@ -383,7 +383,7 @@ def play(orchestrator, hooks):
 def test_forbidden_actions_are_never_taken(tiny, words):
     """Gates raises if one is."""
     orchestrator = tiny(
-        "space_envs:Gates-v0:dqn_none",
+        "space_envs:Gates-v0:dqn_defaults",
         *SMALL,
         *("environment.wrappers=[{id: ActionMask}]", "algorithm.n_step=3", *words),
     )
@@ -395,7 +395,7 @@ def test_forbidden_actions_are_never_taken(tiny, words):
 def test_pixels_with_every_switch(tiny):
     wrappers = "[{id: Grayscale}, {id: Resize, size: 20}, {id: FrameStack, frames: 2}]"
     orchestrator = tiny(
-        "picture_env:Picture-v0:dqn_none",
+        "picture_env:Picture-v0:dqn_defaults",
         *SMALL,
         *(f"environment.wrappers={wrappers}", "algorithm.n_step=3", *C51, *NOISY, DUELING),
         *("~network.encoder.hidden_dims", "network.encoder.type=nature"),
@@ -409,7 +409,7 @@ def test_pixels_with_every_switch(tiny):
 
 @pytest.mark.parametrize("words", [C51, QUANTILE], ids=["c51", "quantile"])
 def test_losses_of_rows_become_priorities(tiny, monkeypatch, words):
-    orchestrator = tiny("CartPole-v1:dqn_none", *SMALL, *words)
+    orchestrator = tiny("CartPole-v1:dqn_defaults", *SMALL, *words)
     workflow, given = orchestrator.workflow, []
     monkeypatch.setattr(
         orchestrator.buffers["replay"], "reprioritize", lambda *each: given.append(each)
@@ -433,7 +433,7 @@ def test_noise_explores_alone_unless_epsilon_is_written():
     assert DQNConfig(noisy=True, epsilon=0.1).epsilon == 0.1
     assert DQNConfig(epsilon=0.3).epsilon == 0.3
     for word, expected in ((["algorithm.epsilon=auto"], 0.0), ([], 0.0)):
-        config = tiny_config("CartPole-v1:dqn_none", "algorithm.noisy=true", *word)
+        config = tiny_config("CartPole-v1:dqn_defaults", "algorithm.noisy=true", *word)
         assert config.algorithm.epsilon == expected
         assert validate(to_tree(config), {}).algorithm == config.algorithm  # as it is saved
 
@@ -457,9 +457,9 @@ def test_bad_values_are_refused(options, problem):
 
 def test_an_unknown_distribution_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"algorithm\.distribution: must be 'none', 'c51' or"):
-        tiny_config("CartPole-v1:dqn_none", "algorithm.distribution=c52")
+        tiny_config("CartPole-v1:dqn_defaults", "algorithm.distribution=c52")
 
 
 def test_compiling_a_distribution_repays_sooner():
-    plain, c51 = (tiny_config("CartPole-v1:dqn_none", *SMALL, *each) for each in ([], C51))
+    plain, c51 = (tiny_config("CartPole-v1:dqn_defaults", *SMALL, *each) for each in ([], C51))
     assert c51.algorithm.gradient_steps(c51) == 3 * plain.algorithm.gradient_steps(plain)

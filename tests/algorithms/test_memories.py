@@ -81,7 +81,7 @@ def test_images_dicts_and_masks_are_remembered_as_vectors_are(memory, kind, shar
     torch.testing.assert_close(seen.log_prob, torch.stack(log_probs), atol=1e-5, rtol=0)
     if kind == "dict":
         assert (action != 0).all()
-    policy, value, error = model.evaluate(obs, start, resets)
+    policy, value, error = model(obs, start, resets)
     (value.sum() + policy.entropy().sum() + error).backward()
     assert all(each.grad is not None for each in model.parameters())
 
@@ -111,6 +111,18 @@ def test_what_a_memory_holds_can_be_trained_to_reconstruct_the_observation(tiny,
     assert "reconstruction_loss" not in plain.update(
         plain.collect_step(0, phase=PHASE).trajectory, phase=PHASE
     )
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+def test_a_memory_learns_from_what_it_fails_to_reconstruct(memory):
+    model = model_of(memory, SPACES["vector"])
+    resets = torch.zeros(STEPS, ENVS, dtype=torch.bool)
+    _, _, error = model.evaluate(
+        frames(SPACES["vector"], STEPS, ENVS), model.initial_state(ENVS), resets
+    )
+    error.backward()
+    for torso in model.torsos.values():
+        assert all(each.grad is not None for each in torso.memory.parameters())
 
 
 def test_reconstruction_needs_a_memory():

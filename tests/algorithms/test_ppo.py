@@ -104,7 +104,7 @@ def test_the_first_ratio_is_one(tiny, memory, env, forward):
     overrides = [f"network.memory.type={memory}", "algorithm.minibatches=2"]
     if env == "Pendulum-v1":
         overrides.append("environment.normalize_obs=true")
-    orchestrator = tiny(f"{env}:ppo_none", *overrides)
+    orchestrator = tiny(f"{env}:ppo_defaults", *overrides)
     workflow = orchestrator.workflow
     if forward == "torch":
         workflow.policy = replace(workflow.policy, numpy=None)
@@ -119,13 +119,13 @@ def test_the_first_ratio_is_one(tiny, memory, env, forward):
 def test_credit_by_hand(tiny):
     """Advantages and targets, from the model's own values of where each step really ended."""
     overrides = ["environment.max_episode_steps=5", "algorithm.normalize_advantages=off"]
-    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    orchestrator = tiny("CartPole-v1:ppo_defaults", *overrides)
     workflow, batch = orchestrator.workflow, rollout(orchestrator)
     assert batch[TRUNCATED].any()
     rows, _ = workflow._credit(batch, workflow.config)
     with torch.no_grad():
-        _, value = workflow.model(batch[OBS], batch[STATE], batch[RESET])
-        _, following = workflow.model(batch[NEXT_OBS], batch[STATE], batch[RESET])
+        _, value, _ = workflow.model(batch[OBS], batch[STATE], batch[RESET])
+        _, following, _ = workflow.model(batch[NEXT_OBS], batch[STATE], batch[RESET])
     advantage, running = torch.zeros_like(value), torch.zeros(4)
     for t in reversed(range(16)):
         future = torch.where(batch[TERMINATED][t], 0.0, following[t])
@@ -150,7 +150,7 @@ def test_the_objective_is_the_sum_of_its_parts(tiny):
         loss, parts, _ = ppo_loss(
             workflow.model, torch.arange(len(rows[OBS])), rows, hyper, normalize_batch=True
         )
-        policy, _ = workflow.model(rows[OBS], rows[STATE], None)
+        policy, *_ = workflow.model(rows[OBS], rows[STATE], None)
     expected = parts["policy_loss"] + 0.5 * parts["value_loss"] - 0.1 * parts["entropy"]
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(parts["entropy"], policy.entropy().mean())
@@ -177,15 +177,15 @@ def test_loss_does_not_depend_on_the_order_of_rows(tiny):
 
 def test_sampled_actions_are_stored_and_clipped_ones_are_played(tiny):
     # Pendulum takes [-2, 2]; with a standard deviation of e^2 most samples are outside
-    orchestrator = tiny("Pendulum-v1:ppo_none", "network.log_std_init=2.0")
+    orchestrator = tiny("Pendulum-v1:ppo_defaults", "network.log_std_init=2.0")
     batch = rollout(orchestrator)
     assert batch[ACTION].abs().max() > 2.0
-    policy, _ = orchestrator.workflow.model(batch[OBS], batch[STATE], batch[RESET])
+    policy, *_ = orchestrator.workflow.model(batch[OBS], batch[STATE], batch[RESET])
     torch.testing.assert_close(policy.log_prob(batch[ACTION]), batch[LOG_PROB], atol=1e-4, rtol=0)
 
 
 def test_normaliser_counts_every_frame_once_and_after_the_update(tiny):
-    orchestrator = tiny("CartPole-v1:ppo_none", "environment.normalize_obs=true")
+    orchestrator = tiny("CartPole-v1:ppo_defaults", "environment.normalize_obs=true")
     workflow, normalizer = orchestrator.workflow, orchestrator.workflow.model.normalizer
     first = rollout(orchestrator)
     workflow.update(first, phase=PHASE)
@@ -200,7 +200,7 @@ def test_normaliser_counts_every_frame_once_and_after_the_update(tiny):
 
 
 def test_the_first_rollout_is_normalised_before_it_is_used(tiny, monkeypatch):
-    orchestrator = tiny("CartPole-v1:ppo_none", "environment.normalize_obs=true")
+    orchestrator = tiny("CartPole-v1:ppo_defaults", "environment.normalize_obs=true")
     workflow = orchestrator.workflow
     batch = rollout(orchestrator)
     batch[OBS] = batch[OBS] * 1000 + 500  # frames of any size
@@ -218,7 +218,7 @@ def test_the_first_rollout_is_normalised_before_it_is_used(tiny, monkeypatch):
 
 
 def test_a_bad_first_update_leaves_no_statistics(tiny):
-    orchestrator = tiny("CartPole-v1:ppo_none", "environment.normalize_obs=true")
+    orchestrator = tiny("CartPole-v1:ppo_defaults", "environment.normalize_obs=true")
     workflow, normalizer = orchestrator.workflow, orchestrator.workflow.model.normalizer
     batch = rollout(orchestrator)
     batch[REWARD] = batch[REWARD] * float("nan")
@@ -229,7 +229,7 @@ def test_a_bad_first_update_leaves_no_statistics(tiny):
 
 
 def test_reward_normalisation_is_for_the_learner_only(tiny):
-    orchestrator = tiny("Pendulum-v1:ppo_none", "environment.normalize_reward=true")
+    orchestrator = tiny("Pendulum-v1:ppo_defaults", "environment.normalize_reward=true")
     batch = rollout(orchestrator)
     raw = batch[REWARD].clone()
     orchestrator.workflow.update(batch, phase=PHASE)
@@ -244,7 +244,7 @@ def test_reward_normalisation_is_for_the_learner_only(tiny):
 @pytest.mark.parametrize("scaled", ["false", "true"])
 def test_a_bad_batch_leaves_everything_as_it_was(tiny, field, row, scaled):
     overrides = ["environment.normalize_obs=true", f"environment.normalize_reward={scaled}"]
-    orchestrator = tiny("CartPole-v1:ppo_none", "algorithm.minibatches=16", *overrides)
+    orchestrator = tiny("CartPole-v1:ppo_defaults", "algorithm.minibatches=16", *overrides)
     workflow = orchestrator.workflow
     workflow.update(rollout(orchestrator), phase=PHASE)
     batch = rollout(orchestrator)
@@ -258,7 +258,7 @@ def test_a_bad_batch_leaves_everything_as_it_was(tiny, field, row, scaled):
 
 def test_kl_stop_ends_the_updates_of_a_rollout(tiny):
     overrides = ["algorithm.target_kl=1e-9", "algorithm.learning_rate=1e-2", "algorithm.epochs=5"]
-    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    orchestrator = tiny("CartPole-v1:ppo_defaults", *overrides)
     metrics = orchestrator.workflow.update(rollout(orchestrator), phase=PHASE)
     # the first minibatch has a ratio of 1 and a KL of 0; the second one exceeds the target
     assert metrics["gradient_steps"] == 2
@@ -270,14 +270,14 @@ def test_value_clip_and_entropy_and_rollout_normalisation_run(tiny):
         "algorithm.entropy_coefficient=0.01",
         "algorithm.normalize_advantages=rollout",
     ]
-    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    orchestrator = tiny("CartPole-v1:ppo_defaults", *overrides)
     metrics = orchestrator.workflow.update(rollout(orchestrator), phase=PHASE)
     assert all(math.isfinite(float(value)) for value in metrics.values())
 
 
 def test_a_run_of_one_rollout_learns_at_the_first_rate_and_the_last_is_not_zero(tiny):
     words = ["algorithm.learning_rate=lin_1e-3", "evaluation.every_steps=0"]
-    orchestrator = tiny("CartPole-v1:ppo_none", *words, "training.total_timesteps=128")
+    orchestrator = tiny("CartPole-v1:ppo_defaults", *words, "training.total_timesteps=128")
     rates = []
     update = orchestrator.workflow.update
 
@@ -292,7 +292,7 @@ def test_a_run_of_one_rollout_learns_at_the_first_rate_and_the_last_is_not_zero(
 
 def test_scheduled_hyperparameters_reach_the_update(tiny):
     overrides = ["algorithm.learning_rate=lin_1e-3", "algorithm.clip_range=lin_0.4"]
-    orchestrator = tiny("CartPole-v1:ppo_none", *overrides)
+    orchestrator = tiny("CartPole-v1:ppo_defaults", *overrides)
     batch = rollout(orchestrator)
     metrics = orchestrator.workflow.update(batch, phase={**PHASE, "step": 512})
     assert metrics["learning_rate"] == pytest.approx(5e-4)  # half of 1,024 steps
@@ -345,7 +345,7 @@ def test_minibatches(settings, count):
 )
 def test_impossible_combinations_are_refused_before_anything_is_built(overrides, problem):
     with pytest.raises(ConfigError, match=problem):
-        tiny_config("CartPole-v1:ppo_none", *overrides)
+        tiny_config("CartPole-v1:ppo_defaults", *overrides)
 
 
 @pytest.mark.parametrize("memory", ["none", "gru"])
@@ -354,7 +354,7 @@ def test_compiled_and_eager_updates_agree(memory, tiny):
     overrides.append("environment.vectorization=sync")  # the same rollout for both
     states = {}
     for mode in ("off", "on"):
-        orchestrator = tiny("CartPole-v1:ppo_none", f"compute.compile={mode}", *overrides)
+        orchestrator = tiny("CartPole-v1:ppo_defaults", f"compute.compile={mode}", *overrides)
         workflow = orchestrator.workflow
         workflow.update(rollout(orchestrator), phase=PHASE)
         states[mode] = workflow.learner.state.flat.clone()
@@ -369,7 +369,7 @@ def test_traced_and_eager_updates_agree(memory, tiny, interpreted):
     overrides += ["algorithm.rollout_steps=8"]
     states = []
     for mode in ("off", "on"):
-        orchestrator = tiny("CartPole-v1:ppo_none", f"compute.compile={mode}", *overrides)
+        orchestrator = tiny("CartPole-v1:ppo_defaults", f"compute.compile={mode}", *overrides)
         workflow = orchestrator.workflow
         start = workflow.learner.state.flat.clone()
         workflow.update(rollout(orchestrator), phase=PHASE)
@@ -382,7 +382,7 @@ def test_traced_and_eager_updates_agree(memory, tiny, interpreted):
 def test_the_update_moves_weights_towards_what_paid(tiny):
     """A bandit in disguise: action 1 always pays. Its probability must rise."""
     orchestrator = tiny(
-        "CartPole-v1:ppo_none", "algorithm.learning_rate=1e-2", "algorithm.epochs=4"
+        "CartPole-v1:ppo_defaults", "algorithm.learning_rate=1e-2", "algorithm.epochs=4"
     )
     workflow = orchestrator.workflow
     for _ in range(5):
@@ -395,7 +395,7 @@ def test_the_update_moves_weights_towards_what_paid(tiny):
 
 
 def test_a_gaussian_policy_reports_its_deviation(tiny):
-    orchestrator = tiny("Pendulum-v1:ppo_none", "network.log_std_init=-1", "algorithm.epochs=1")
+    orchestrator = tiny("Pendulum-v1:ppo_defaults", "network.log_std_init=-1", "algorithm.epochs=1")
     workflow = orchestrator.workflow
     metrics = workflow.update(rollout(orchestrator), phase=PHASE)
     after = workflow.model.actor.log_std
@@ -404,14 +404,14 @@ def test_a_gaussian_policy_reports_its_deviation(tiny):
     told = {name: value.item() for name, value in workflow.policy.log_std().items()}
     assert told == {"log_std": -0.5, "log_std_min": -3.0, "log_std_max": 1.0}
     assert not any(value.requires_grad for value in workflow.policy.log_std().values())
-    discrete = tiny("CartPole-v1:ppo_none")
+    discrete = tiny("CartPole-v1:ppo_defaults")
     assert "log_std" not in discrete.workflow.update(rollout(discrete), phase=PHASE)
 
 
 def test_learning_from_another_policy_is_refused(tiny):
     phases = "training.phases=[{name: mixed, policy: random, hooks: [collect, update]}]"
     with pytest.raises(UserError, match="phase 'mixed': PPO learns from its own actions only"):
-        tiny("CartPole-v1:ppo_none", phases).run()
+        tiny("CartPole-v1:ppo_defaults", phases).run()
 
 
 def test_a_subclass_that_acts_otherwise_does_so_in_rollouts_too(tiny):

@@ -11,7 +11,7 @@ from tiny_runs import run_hash, tiny_run
 ROOMS, SWITCHES, GATES = (f"space_envs:{name}-v0" for name in ("Rooms", "Switches", "Gates"))
 MASK = "environment.wrappers=[{id: ActionMask}]"
 PIXELS = [
-    "picture_env:Picture-v0:ppo_none",
+    "picture_env:Picture-v0:ppo_defaults",
     "environment.wrappers=[{id: Grayscale}, {id: Resize, size: 20}, {id: FrameStack, frames: 2}]",
     *(
         "~network.encoder.hidden_dims",
@@ -22,15 +22,15 @@ PIXELS = [
 CAMERA = "+network.encoder.parts={camera: {type: impala, channels: [4], features: 8}}"
 SHORT = ["training.total_timesteps=256", "evaluation.every_steps=0"]
 CASES = {
-    "dict": [f"{ROOMS}:ppo_none", "environment.normalize_obs=true", CAMERA],
-    "tuple": [f"{ROOMS}:ppo_none", "environment.kwargs={shape: tuple}"],
-    "switches": [f"{SWITCHES}:ppo_none"],
-    "mask": [f"{GATES}:ppo_none", MASK],
-    "masks": [f"{GATES}:ppo_none", MASK, "environment.kwargs={several: true}"],
+    "dict": [f"{ROOMS}:ppo_defaults", "environment.normalize_obs=true", CAMERA],
+    "tuple": [f"{ROOMS}:ppo_defaults", "environment.kwargs={shape: tuple}"],
+    "switches": [f"{SWITCHES}:ppo_defaults"],
+    "mask": [f"{GATES}:ppo_defaults", MASK],
+    "masks": [f"{GATES}:ppo_defaults", MASK, "environment.kwargs={several: true}"],
     "random_mask": [f"{GATES}:random", MASK, "algorithm.collect_steps=16"],
     "random_masks": [f"{GATES}:random", MASK, "environment.kwargs={several: true}"],
     "pixels": PIXELS,
-    "blackjack": ["Blackjack-v1:ppo_none"],
+    "blackjack": ["Blackjack-v1:ppo_defaults"],
 }
 MEMORIES = [each for each in registry.names("memory") if each != "none"]
 WITH_MEMORY = {
@@ -59,12 +59,12 @@ def test_it_trains_and_the_first_ratio_is_one(tmp_path, name):
     "words",
     [
         [
-            "space_envs:Xor-v0:ppo_none",
+            "space_envs:Xor-v0:ppo_defaults",
             "algorithm.learning_rate=1e-2",
             "training.total_timesteps=4096",
         ],
         [
-            *("space_envs:Xor-v0:dqn_none", "algorithm.learning_rate=1e-2"),
+            *("space_envs:Xor-v0:dqn_defaults", "algorithm.learning_rate=1e-2"),
             *("algorithm.learning_starts=200", "algorithm.batch_size=64"),
             "training.total_timesteps=1500",
         ],
@@ -80,7 +80,7 @@ def test_parts_that_only_say_something_together_are_learned_from(tmp_path, words
 
 def test_without_the_mask_the_forbidden_is_done(tmp_path):
     with pytest.raises(RuntimeError, match="forbidden"):  # so the runs above prove something
-        tiny_run(tmp_path, f"{GATES}:ppo_none", *SHORT)
+        tiny_run(tmp_path, f"{GATES}:ppo_defaults", *SHORT)
 
 
 @pytest.mark.parametrize("vectorization", ["sync", "process"])
@@ -115,7 +115,7 @@ def test_interrupted_in_mid_episode_is_uninterrupted_with_every_memory(tmp_path,
 
 @pytest.mark.parametrize(("env", "least"), [(ROOMS, 0.8), (SWITCHES, 0.8)])
 def test_it_learns_to_read_parts_and_to_set_switches(tmp_path, env, least):
-    words = [f"{env}:ppo_none", "algorithm.learning_rate=3e-3", "algorithm.gamma=0"]
+    words = [f"{env}:ppo_defaults", "algorithm.learning_rate=3e-3", "algorithm.gamma=0"]
     words += ["environment.num_envs=8", "algorithm.rollout_steps=64", "algorithm.epochs=4"]
     parts = ["+network.encoder.parts={camera: {type: mlp, hidden_dims: [4]}}"]
     words += parts if env == ROOMS else []
@@ -144,7 +144,7 @@ def test_an_encoder_of_ones_own_by_target(tmp_path, monkeypatch):
         )
     )
     own = "network.encoder={_target_: mine.Squares, width: 5}"
-    words = ["CartPole-v1:ppo_none", own]
+    words = ["CartPole-v1:ppo_defaults", own]
     words += ["training.total_timesteps=512", "evaluation.every_steps=0"]
     from rl_lab.api import resume as again
     from rl_lab.api import train

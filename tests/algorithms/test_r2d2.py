@@ -287,7 +287,7 @@ def test_a_window_goes_on_from_where_acting_stood(tiny, memory):
 
 
 def test_the_batch_has_what_is_learned_from(tiny):
-    orchestrator = tiny("CartPole-v1:r2d2_gru", *SMALL)
+    orchestrator = tiny("CartPole-v1:r2d2_gru_defaults", *SMALL)
     play(orchestrator, 256)
     workflow, buffer = orchestrator.workflow, orchestrator.buffers["replay"]
     batch = workflow.sample(buffer, hook="update", phase={**PHASE, "step": 400})
@@ -299,7 +299,7 @@ def test_the_batch_has_what_is_learned_from(tiny):
 
 
 def test_learning_begins_with_the_stored_state(tiny):
-    orchestrator = tiny("CartPole-v1:r2d2_gru", *SMALL)
+    orchestrator = tiny("CartPole-v1:r2d2_gru_defaults", *SMALL)
     play(orchestrator, 256)
     workflow = orchestrator.workflow
     batch = orchestrator.buffers["replay"].sequences(4, 8)
@@ -313,7 +313,7 @@ def test_learning_begins_with_the_stored_state(tiny):
 
 
 def test_replayed_windows_leave_their_last_state_in_the_buffer(tiny):
-    orchestrator = tiny("CartPole-v1:r2d2_lstm", *SMALL)
+    orchestrator = tiny("CartPole-v1:r2d2_lstm_defaults", *SMALL)
     play(orchestrator, 256)
     workflow, buffer = orchestrator.workflow, orchestrator.buffers["replay"]
     batch = buffer.sequences(4, 8, 2)
@@ -334,7 +334,7 @@ def test_replayed_windows_leave_their_last_state_in_the_buffer(tiny):
 
 
 def test_the_target_is_copied_when_it_is_time(tiny):
-    orchestrator = tiny("CartPole-v1:r2d2_gru", *SMALL, "algorithm.target_every=3")
+    orchestrator = tiny("CartPole-v1:r2d2_gru_defaults", *SMALL, "algorithm.target_every=3")
     play(orchestrator, 256)
     workflow, buffer = orchestrator.workflow, orchestrator.buffers["replay"]
     moved = []
@@ -348,7 +348,7 @@ def test_the_target_is_copied_when_it_is_time(tiny):
 
 
 def test_a_bad_number_undoes_the_whole_update(tiny):
-    orchestrator = tiny("CartPole-v1:r2d2_gru", *SMALL, "algorithm.target_every=1")
+    orchestrator = tiny("CartPole-v1:r2d2_gru_defaults", *SMALL, "algorithm.target_every=1")
     play(orchestrator, 256)
     workflow, buffer = orchestrator.workflow, orchestrator.buffers["replay"]
     batch = buffer.sequences(4, 8, 2)
@@ -367,7 +367,7 @@ def test_a_bad_number_undoes_the_whole_update(tiny):
 def test_compiled_and_eager_learn_the_same(tiny, interpreted):
     learned = []
     for compiled in ("off", "on"):
-        orchestrator = tiny("CartPole-v1:r2d2_lstm", *SMALL, f"compute.compile={compiled}")
+        orchestrator = tiny("CartPole-v1:r2d2_lstm_defaults", *SMALL, f"compute.compile={compiled}")
         play(orchestrator, 512)
         assert orchestrator.workflow.budget.steps > 5
         learned.append(orchestrator.workflow.learner.state.flat)
@@ -376,7 +376,7 @@ def test_compiled_and_eager_learn_the_same(tiny, interpreted):
 
 
 def test_observations_are_normalised_by_the_same_statistics(tiny):
-    orchestrator = tiny("CartPole-v1:r2d2_gru", *SMALL, "environment.normalize_obs=true")
+    orchestrator = tiny("CartPole-v1:r2d2_gru_defaults", *SMALL, "environment.normalize_obs=true")
     play(orchestrator, 256)
     workflow = orchestrator.workflow
     pairs = zip(workflow.model.buffers(), workflow.learner.target.buffers(), strict=True)
@@ -400,13 +400,13 @@ def test_observations_are_normalised_by_the_same_statistics(tiny):
 )
 def test_what_cannot_work_is_said_before_anything_is_built(word, told):
     with pytest.raises(ConfigError) as error:
-        tiny_config("CartPole-v1:r2d2_gru", *SMALL, word)
+        tiny_config("CartPole-v1:r2d2_gru_defaults", *SMALL, word)
     assert told in str(error.value).replace(":", "")
 
 
 def test_actions_must_be_discrete(tiny):
     with pytest.raises(UserError, match="r2d2 needs Discrete actions, 'Pendulum-v1' has Box"):
-        tiny("Pendulum-v1:r2d2_gru", *SMALL)
+        tiny("Pendulum-v1:r2d2_gru_defaults", *SMALL)
 
 
 # -- learning ------------------------------------------------------------------------------------

@@ -32,13 +32,13 @@ from rl_lab.core.state import fingerprint, join, split
 
 BORDERS = (RESET, TERMINATED, TRUNCATED)
 PHASE = {"name": "train", "type": "online", "step": 0, "progress": 0.0}
-CARTPOLE = ["CartPole-v1:reinforce_none", "algorithm.rollout_steps=16"]
+CARTPOLE = ["CartPole-v1:reinforce_defaults", "algorithm.rollout_steps=16"]
 
 
 def counter(tiny, lengths, *overrides, batch=1, rollout=4, envs=1, ends="terminated"):
     """REINFORCE on episodes of these lengths: step t pays t, and shows [episode, t - 1]."""
     return tiny(
-        "rl_lab/Counter-v0:reinforce_none",
+        "rl_lab/Counter-v0:reinforce_defaults",
         f"environment.kwargs={{lengths: {lengths}, ends: {ends}}}",
         f"environment.num_envs={envs}",
         f"algorithm.batch_steps={batch}",
@@ -93,7 +93,7 @@ def test_the_log_prob_is_of_the_action_that_was_sampled(tiny):
     orchestrator = tiny(*CARTPOLE, "algorithm.batch_steps=64")
     batch = next(each for each in collect(orchestrator, 8) if each is not None)
     model = orchestrator.workflow.model
-    policy, _ = model(batch[OBS], model.initial_state(1), batch[RESET])
+    policy, *_ = model(batch[OBS], model.initial_state(1), batch[RESET])
     torch.testing.assert_close(policy.log_prob(batch[ACTION]), batch[LOG_PROB], atol=1e-5, rtol=0)
     assert (batch[ACTION] != policy.mode()).any()  # they are not the greedy ones
 
@@ -250,8 +250,8 @@ def test_advantages_are_what_the_baseline_did_not_expect(tiny, kind, ends):
     workflow, batch = orchestrator.workflow, collect(orchestrator)[0]
     rows, _ = workflow._credit(batch, workflow.config)
     with torch.no_grad():
-        _, value = workflow.model(batch[OBS], workflow.initial_state(1), None)
-        _, beyond = workflow.model(batch[NEXT_OBS], workflow.initial_state(1), None)
+        _, value, _ = workflow.model(batch[OBS], workflow.initial_state(1), None)
+        _, beyond, _ = workflow.model(batch[NEXT_OBS], workflow.initial_state(1), None)
     # rewards 1, 2; only a cut that is worth the rewards to come is continued
     future = beyond[1].item() if (ends, kind) == ("truncated", "mc:rtg") else 0.0
     last = 2 + 0.5 * future

@@ -317,7 +317,10 @@ def test_a_run_that_ends_before_it_learns_is_warned_of():
     [
         ([SPEC, "buffers.replay.type=rollout"], "Little learns from transitions"),
         ([SPEC, "buffers=null"], "Little learns from transitions"),
-        (["CartPole-v1:ppo_none", "buffers.replay.type=uniform"], "learns from the latest rollout"),
+        (
+            ["CartPole-v1:ppo_defaults", "buffers.replay.type=uniform"],
+            "learns from the latest rollout",
+        ),
         (
             [
                 SPEC,

@@ -36,7 +36,7 @@ from rl_lab.core.schedule import at
 from rl_lab.core.spec import Box, Discrete
 from rl_lab.core.tree import map_leaves
 
-CONTINUOUS, DISCRETE = "Pendulum-v1:sac_none", "CartPole-v1:sac_none"
+CONTINUOUS, DISCRETE = "Pendulum-v1:sac_defaults", "CartPole-v1:sac_defaults"
 SMALL = [
     "algorithm.learning_starts=8",
     "algorithm.batch_size=16",

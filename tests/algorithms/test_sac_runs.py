@@ -18,7 +18,7 @@ from rl_lab.core.batch import (
 from rl_lab.core.errors import ConfigError, UserError
 from tiny_runs import tiny_config, tiny_run
 
-CONTINUOUS, DISCRETE = "Pendulum-v1:sac_none", "CartPole-v1:sac_none"
+CONTINUOUS, DISCRETE = "Pendulum-v1:sac_defaults", "CartPole-v1:sac_defaults"
 SMALL = [
     "algorithm.learning_starts=8",
     "algorithm.batch_size=16",
@@ -29,7 +29,7 @@ SMALL = [
     "buffers.replay.capacity=1000",
 ]
 ROOMS, GATES, SWITCHES = (
-    f"space_envs:{name}-v0:sac_none" for name in ("Rooms", "Gates", "Switches")
+    f"space_envs:{name}-v0:sac_defaults" for name in ("Rooms", "Gates", "Switches")
 )
 MASK = "environment.wrappers=[{id: ActionMask}]"
 
@@ -130,8 +130,8 @@ def test_actions_are_kept_in_the_policy_s_units(tiny):
 
 
 SPACES = {
-    "pixels": ["picture_env:Picture-v0:sac_none"],
-    "pixels_shared": ["picture_env:Picture-v0:sac_none", "network.shared_torso=true"],
+    "pixels": ["picture_env:Picture-v0:sac_defaults"],
+    "pixels_shared": ["picture_env:Picture-v0:sac_defaults", "network.shared_torso=true"],
     "dict": [ROOMS, "environment.normalize_obs=true", "network.shared_torso=true"],
     "tuple": [ROOMS, "environment.kwargs={shape: tuple}"],
     "mask": [GATES, MASK],
@@ -149,7 +149,7 @@ def test_it_trains_on(tmp_path, name):
 
 
 def test_a_shared_encoder_is_trained_by_the_critics_alone(tiny):
-    words = ["picture_env:Picture-v0:sac_none", *SMALL, "network.shared_torso=true"]
+    words = ["picture_env:Picture-v0:sac_defaults", *SMALL, "network.shared_torso=true"]
     orchestrator = tiny(*words)
     workflow = orchestrator.workflow
     for _ in range(8):

@@ -34,7 +34,7 @@ SMALL = [
 @pytest.fixture
 def td3(tiny):
     """`td3(*overrides)`: a small TD3 on Pendulum that has not started."""
-    return lambda *words: tiny("Pendulum-v1:td3_none", *SMALL, *words).workflow
+    return lambda *words: tiny("Pendulum-v1:td3_defaults", *SMALL, *words).workflow
 
 
 def rows_of(count: int = 16, *, terminated: bool = False) -> dict:

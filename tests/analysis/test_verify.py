@@ -21,7 +21,10 @@ from rl_lab.run.session import resume
 from tiny_runs import tiny_run
 
 TINY = {
-    "CartPole-v1:ppo_gru": ["environment.normalize_obs=true", "training.total_timesteps=512"],
+    "CartPole-v1:ppo_gru_defaults": [
+        "environment.normalize_obs=true",
+        "training.total_timesteps=512",
+    ],
     "CartPole-v1:dqn": ["training.total_timesteps=512", "algorithm.learning_starts=200"],
     "Pendulum-v1:sac": [
         "training.total_timesteps=320",
@@ -42,7 +45,7 @@ def settings(spec):
 def recorded(tmp_path_factory):
     """A PPO run of 1,024 steps with checkpoints at 256, 768 and 1,024, and one of DQN."""
     root = tmp_path_factory.mktemp("recorded")
-    tiny_run(root, "CartPole-v1:ppo_none", "experiment.name=ppo")
+    tiny_run(root, "CartPole-v1:ppo_defaults", "experiment.name=ppo")
     tiny_run(root, *settings("CartPole-v1:dqn"), "experiment.name=dqn")
     return root
 
@@ -168,7 +171,7 @@ def test_an_interrupted_run_is_compared_where_it_was_saved(tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(ppo.PPO, "update", interrupted)
-        outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", *words)
+        outcome = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", *words)
     assert outcome.exit_code == 143
     store = CheckpointStore(outcome.run.checkpoints)
     assert store.load("last")[0]["parts"]["scheduler"]["hook"] == 2
@@ -208,7 +211,7 @@ def test_what_cannot_be_checked_is_said(runs):
 def test_what_an_unsaved_environment_cannot_promise_is_said(tmp_path, capsys):
     forgets = ["environment.vectorization=sync", "environment.snapshot=reset"]
     words = ["training.total_timesteps=512", "checkpoint.keep_last=9", *forgets]
-    run = tiny_run(tmp_path, "CartPole-v1:ppo_none", *words).run
+    run = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", *words).run
     assert run.read_summary()["snapshot_level"] == "E3"
     assert main(["verify", "@last", "--runs-dir", str(tmp_path)]) == 0
     output = capsys.readouterr().out

@@ -11,7 +11,7 @@ from rl_lab.cli.main import main
 from rl_lab.envs.classic import ClassicVector
 from tiny_runs import SMALL, SMALL_PPO, tiny_run
 
-PPO = "CartPole-v1:ppo_none"
+PPO = "CartPole-v1:ppo_defaults"
 QUICK = ["--repeats", "2", "--seconds", "0.01"]
 
 
@@ -62,7 +62,7 @@ def test_collect_compares_with_a_random_policy_and_bare_environments(capsys):
 @pytest.mark.parametrize("name", ["dqn", "r2d2"])
 def test_update_times_a_minibatch_of_a_replay_buffer(capsys, name):
     words = ["algorithm.batch_size=4", "buffers.replay.capacity=400", "--compile", "off", *QUICK]
-    _, rows = bench(capsys, "update", f"CartPole-v1:{name}_none", *words)
+    _, rows = bench(capsys, "update", f"CartPole-v1:{name}_defaults", *words)
     assert list(rows) == ["update, eager"]
     assert rows["update, eager"]["value"]["median"] > 0
 

@@ -17,7 +17,7 @@ class Thing:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    words = ["CartPole-v1:ppo_none", "network.memory=gru", "checkpoint.keep_last=9"]
+    words = ["CartPole-v1:ppo_defaults", "network.memory=gru", "checkpoint.keep_last=9"]
     return tiny_run(tmp_path_factory.mktemp("runs"), *words).run
 
 

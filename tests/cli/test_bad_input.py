@@ -6,7 +6,7 @@ import pytest
 
 from rl_lab.cli.main import main
 
-PPO = "CartPole-v1:ppo_none"  # no preset: the algorithm's own defaults
+PPO = "CartPole-v1:ppo_defaults"  # without the preset
 HOOK = "training.phases=[{name: a, hooks: [collect, updat]}]"
 ENDLESS = "training.phases=[{name: a, hooks: [collect]}, {name: b, hooks: [update]}]"
 

@@ -24,7 +24,7 @@ def root(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(root):
     """One trained run, which the commands look at."""
-    assert main(["train", "CartPole-v1:ppo_none", *TINY, "-q", "--runs-dir", str(root)]) == 0
+    assert main(["train", "CartPole-v1:ppo_defaults", *TINY, "-q", "--runs-dir", str(root)]) == 0
     (path,) = root.glob("CartPole-v1-ppo-*")
     return path
 
@@ -45,10 +45,10 @@ def call(root, run, capsys):
 
 def test_train_prints_the_result_the_run_and_three_commands_that_work(tmp_path, capsys):
     where = ["--runs-dir", str(tmp_path / "my runs")]
-    assert main(["train", "CartPole-v1:ppo_none", *TINY, *where]) == 0
+    assert main(["train", "CartPole-v1:ppo_defaults", *TINY, *where]) == 0
     output = capsys.readouterr().out
     (path,) = (tmp_path / "my runs").glob("CartPole-v1-ppo-*")
-    assert "no preset CartPole-v1:ppo_none" in output  # it says what it composed
+    assert "ppo with its defaults on CartPole-v1" in output  # it says what it composed
     assert "test return: last " in output and ", best " in output
     assert f"run: {path}" in output
     commands = [shlex.split(line) for line in output.partition("Try next:")[2].splitlines() if line]
@@ -138,7 +138,7 @@ def test_evaluate_plays_its_own_episodes(call, run):
 
 
 def test_a_damaged_checkpoint_is_not_passed_over_silently(tmp_path, capsys):
-    words = ["CartPole-v1:ppo_none", *TINY, "checkpoint.keep_last=9", "-q"]
+    words = ["CartPole-v1:ppo_defaults", *TINY, "checkpoint.keep_last=9", "-q"]
     assert main(["train", *words, "--runs-dir", str(tmp_path)]) == 0
     (run,) = tmp_path.glob("CartPole-v1-ppo-*")
 
@@ -306,7 +306,7 @@ def test_config_with_phases_reads_back(call):
 
 def test_config_differences_to_a_run(call, root):
     where = ["--runs-dir", str(root), "--diff", "@last", "--json"]
-    same = ["CartPole-v1:ppo_none", *TINY]
+    same = ["CartPole-v1:ppo_defaults", *TINY]
     assert call("config", *same, *where) == []
     found = call("config", *same, "algorithm.gamma=0.5", *where)
     assert found == [{"path": "algorithm.gamma", "run": 0.99, "here": 0.5}]
@@ -316,7 +316,8 @@ def test_config_differences_to_a_run(call, root):
 
 def test_config_options_cover_what_was_chosen(call):
     rows = {
-        row["path"]: row for row in call("config", "CartPole-v1:ppo_gru", "--options", "--json")
+        row["path"]: row
+        for row in call("config", "CartPole-v1:ppo_gru_defaults", "--options", "--json")
     }
     assert {"experiment.seed", "algorithm.clip_range", "network.memory.hidden_dim"} <= set(rows)
     assert all(row["help"] for row in rows.values())

@@ -362,7 +362,7 @@ def test_a_warm_start_of_somebody_elses_run_reads_tensors_only(run, capsys):
     prepare(run, "component by module")
     words = [
         "train",
-        "CartPole-v1:ppo_none",
+        "CartPole-v1:ppo_defaults",
         "network.memory=gru",
         "network.encoder.hidden_dims=[8]",
     ]

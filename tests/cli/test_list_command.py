@@ -23,7 +23,7 @@ def made(tmp_path_factory):
     """PPO with two seeds, and a random agent."""
     root = tmp_path_factory.mktemp("runs")
     for seed in (1, 2):
-        tiny_run(root, "CartPole-v1:ppo_none", *FAST, f"experiment.seed={seed}")
+        tiny_run(root, "CartPole-v1:ppo_defaults", *FAST, f"experiment.seed={seed}")
     tiny_run(root, "CartPole-v1:random", *FAST, "experiment.tags=[baseline]")
     return root
 

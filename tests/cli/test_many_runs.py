@@ -15,7 +15,7 @@ from tiny_runs import tiny_run
 
 pytestmark = pytest.mark.slow
 WRITERS, EACH, READERS = 2, 100, 10
-SPECS = ("CartPole-v1:random", "CartPole-v1:ppo_none", "FrozenLake-v1:q_learning")
+SPECS = ("CartPole-v1:random", "CartPole-v1:ppo_defaults", "FrozenLake-v1:q_learning")
 FAST = ["training.total_timesteps=64", "evaluation.every_steps=64", "evaluation.test_episodes=0"]
 FORK = multiprocessing.get_context("fork")
 

@@ -25,7 +25,8 @@ def root(tmp_path_factory):
     """A policy with a memory on CartPole, one with small pictures, and one that cannot be seen."""
     root = tmp_path_factory.mktemp("runs")
     short = ["training.total_timesteps=256", "environment.vectorization=sync"]
-    tiny_run(root, "CartPole-v1:ppo_gru", "experiment.seed=3", *short)
+    memory = "CartPole-v1:ppo_gru_defaults"
+    tiny_run(root, memory, "experiment.seed=3", "checkpoint.every_steps=128", *short)
     for spec in ("PointGoal-v0:random", "rl_lab/Counter-v0:random"):
         tiny_run(root, spec, "training.total_timesteps=512")
     return root
@@ -128,7 +129,65 @@ def test_with_a_screen_a_window_opens(call, root, tmp_path, monkeypatch):
     assert found["video"] is None and found["lengths"] == [2]
     assert call("CartPole", "--max-steps", "2").count("film") == 0
     assert call("PointGoal", "--max-steps", "2", "--video", "a.gif", "--json")["video"] == "a.gif"
-    assert made == [True, True, False]
+    assert made == [False, False, False]  # pictures, in a window of ours
+
+
+def test_an_environment_that_only_draws_windows_opens_its_own(call, monkeypatch):
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    monkeypatch.setattr(playing, "can_open", lambda: False)  # as without pygame
+    assert call("CartPole", "--max-steps", "2", "--json")["lengths"] == [2]
+
+
+# -- keys in the window ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def press(call, monkeypatch):
+    """`press({frame: "keys"}, *words)`: real events of pygame, posted while a frame is shown."""
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    titles = []
+
+    def run(keys, *words):
+        import pygame
+
+        waiting, frames = {at: list(each) for at, each in keys.items()}, [0]
+        show, given = playing.Window.show, playing.Window.keys
+
+        def shown(window, picture, title):
+            titles.append(title)
+            frames[0] += "paused" not in title or len(titles) < 2 or title != titles[-2]
+            show(window, picture, title)
+
+        def pressed(window):
+            due = [at for at in waiting if at <= frames[0] and waiting[at]]
+            if due:
+                key = waiting[due[0]].pop(0)
+                pygame.event.post(pygame.event.Event(pygame.KEYDOWN, unicode=key, key=0))
+            return given(window)
+
+        monkeypatch.setattr(playing.Window, "show", shown)
+        monkeypatch.setattr(playing.Window, "keys", pressed)
+        return call("CartPole", *words, "--json"), titles
+
+    return run
+
+
+@pytest.mark.needs("pygame")
+def test_keys_pause_step_and_change_the_speed(press):
+    found, titles = press({3: " nn ", 6: "++-"}, "--max-steps", "8", "--seed", "3")
+    assert found["lengths"] == [8]
+    assert any("paused · 1x" in title for title in titles)
+    assert any(" · 4x · " in title for title in titles) and " · 2x · " in titles[-1]
+
+
+@pytest.mark.needs("pygame")
+def test_keys_begin_again_go_to_another_checkpoint_and_leave(press):
+    found, titles = press({3: "r", 6: "c", 9: "q"}, "--max-steps", "8")
+    assert found["lengths"] == []
+    steps = list(dict.fromkeys(title.split(" · ")[0] for title in titles))
+    assert len(steps) == 2  # the run has a checkpoint at each of two steps
 
 
 def test_samples_are_those_of_evaluate(call, root):

@@ -15,9 +15,9 @@ from rl_lab.records.run_directory import find_run
 from tiny_runs import SMALL, SMALL_PPO
 
 TESTS = Path(__file__).parents[1] / "support"
-BAD_ENV = "bad_number_envs:test/GoesBad-v0:ppo_none"
+BAD_ENV = "bad_number_envs:test/GoesBad-v0:ppo_defaults"
 # A step so large that the next minibatch's loss is infinite.
-BAD_UPDATE = ["CartPole-v1:ppo_none", "algorithm.learning_rate=1e30"]
+BAD_UPDATE = ["CartPole-v1:ppo_defaults", "algorithm.learning_rate=1e30"]
 
 
 def crash(root, *words):
@@ -109,7 +109,7 @@ def test_a_damaged_dump_is_refused(failed_update, tmp_path, capsys, file, how):
 
 
 def test_a_checkpoint_is_not_a_dump_and_a_good_run_has_none(tmp_path, capsys):
-    words = ["CartPole-v1:ppo_none", *SMALL, *SMALL_PPO, "training.total_timesteps=64"]
+    words = ["CartPole-v1:ppo_defaults", *SMALL, *SMALL_PPO, "training.total_timesteps=64"]
     assert main(["train", *words, "-q", "--runs-dir", str(tmp_path)]) == 0
     run = find_run("@last", tmp_path)[0]
     assert main(["replay-crash", "@last", "--runs-dir", str(tmp_path)]) == 2

@@ -9,7 +9,7 @@ import pytest
 from rl_lab.cli.main import main
 from tiny_runs import SMALL, SMALL_PPO, run_hash
 
-WORDS = ["CartPole-v1:ppo_none", *SMALL, *SMALL_PPO, "--total-timesteps", "4096"]
+WORDS = ["CartPole-v1:ppo_defaults", *SMALL, *SMALL_PPO, "--total-timesteps", "4096"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_finished_run_may_be_resumed_and_stays_as_it_is(tmp_path, capsys):
 
 
 def test_resume_from_a_step(tmp_path, capsys):
-    words = ["CartPole-v1:ppo_none", *SMALL, *SMALL_PPO, "-q", "--runs-dir", str(tmp_path)]
+    words = ["CartPole-v1:ppo_defaults", *SMALL, *SMALL_PPO, "-q", "--runs-dir", str(tmp_path)]
     assert main(["train", *words, "checkpoint.keep_last=9"]) == 0
     before = run_hash(the_run(tmp_path))
     assert main(["train", "training.resume_path=@last:512", "--runs-dir", str(tmp_path)]) == 0

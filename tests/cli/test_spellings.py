@@ -29,7 +29,10 @@ def tree(capsys):
         ([*PPO, "--max-timesteps", "5000"], [*PPO, "training.total_timesteps=5000"]),
         ([*PPO, "--seed", "7"], [*PPO, "experiment.seed=7"]),
         (["algorithm.gamma=0.9", *PPO], [*PPO, "algorithm.gamma=9e-1"]),
-        (["LunarLander-v3:ppo_gru"], ["environment.id=LunarLander-v3", "network.memory=gru"]),
+        (
+            ["BipedalWalker-v3:ppo_gru_defaults"],
+            ["environment.id=BipedalWalker-v3", "network.memory=gru"],
+        ),
         (["Acrobot-v1"], ["environment.id=Acrobot-v1", "algorithm.name=ppo"]),
     ],
 )

@@ -305,7 +305,7 @@ def test_rows_without_a_stored_state_are_kept_with_zeros() -> None:
 
 
 def test_ppo_after_a_random_phase_learns_from_its_own_actions_only(tiny: Any) -> None:
-    workflow = tiny("CartPole-v1:ppo_none").workflow
+    workflow = tiny("CartPole-v1:ppo_defaults").workflow
     empty = workflow.initial_state(4)
     collector = RolloutCollector(late_cartpole())
     collector.collect(Dice(2), steps=64)
@@ -317,7 +317,7 @@ def test_ppo_after_a_random_phase_learns_from_its_own_actions_only(tiny: Any) ->
 
 def test_ppo_learns_from_rows_that_waited_for_an_update_and_shows_their_age(tiny: Any) -> None:
     """No row is left out; `policy_drift` is large where some are of the policy before."""
-    workflow = tiny("CartPole-v1:ppo_none", "algorithm.learning_rate=0.01").workflow
+    workflow = tiny("CartPole-v1:ppo_defaults", "algorithm.learning_rate=0.01").workflow
     empty = workflow.initial_state(4)
     collector = RolloutCollector(late_cartpole())
     phase = {"name": "train", "type": "online", "step": 0}

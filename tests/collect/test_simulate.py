@@ -74,7 +74,7 @@ class World:
     """PPO with lively weights, and a collector on a vector of its own."""
 
     def __init__(self, tiny: Any, id: str, seed: int = 3) -> None:
-        self.ppo = tiny(f"{id}:ppo_none", f"environment.num_envs={COUNT}").workflow
+        self.ppo = tiny(f"{id}:ppo_defaults", f"environment.num_envs={COUNT}").workflow
         generator = torch.Generator().manual_seed(0)
         self.ppo.learner.state.flat.normal_(generator=generator).mul_(0.7)
         self.vector = ClassicVector(id, range(seed, seed + COUNT), max_steps=LIMIT)
@@ -295,7 +295,7 @@ def test_a_bad_number_stops_before_it_is_counted(tiny: Any, programs: Any) -> No
 def test_without_a_pure_policy_it_is_stepped(tiny: Any, programs: Any) -> None:
     world = World(tiny, "CartPole-v1")
     assert isinstance(world.vector, Simulator)
-    assert tiny("CartPole-v1:ppo_gru").workflow.pure_policy() is None
+    assert tiny("CartPole-v1:ppo_gru_defaults").workflow.pure_policy() is None
     asked = []
 
     def idle(obs: Any, state: Any, *, deterministic: bool) -> Action:
@@ -317,7 +317,7 @@ def test_a_compiled_run_resumes_bit_for_bit(
 ) -> None:
     monkeypatch.setenv("RL_LAB_CACHE", str(tmp_path / "cache"))
     words = [
-        f"{id}:ppo_none",
+        f"{id}:ppo_defaults",
         "environment.vectorization=torch",
         "environment.normalize_obs=true",
         "compute.compile=on",

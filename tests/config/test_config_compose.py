@@ -100,6 +100,15 @@ def test_without_a_preset_the_defaults_are_composed_and_said() -> None:
     assert compose("m:Env-v0:random").tree["environment"] == {"id": "m:Env-v0"}
 
 
+def test_defaults_leave_out_the_preset() -> None:
+    composed = compose("CartPole-v1:ppo_defaults")
+    assert composed.tree["algorithm"] == {"name": "ppo"}
+    assert composed.notes == ["ppo with its defaults on CartPole-v1"]
+    assert compose("CartPole-v1:ppo_gru_defaults").tree["network"] == {"memory": {"type": "gru"}}
+    with pytest.raises(UserError, match="no algorithm 'masked_defaults'"):
+        compose("CartPole-v1:masked_defaults")
+
+
 MASKED = [{"id": "MaskObservation", "indices": [1, 3]}]
 STACK = {"id": "FrameStack", "frames": 4}
 
@@ -128,6 +137,14 @@ def test_a_name_with_a_memory_or_a_stack_is_a_preset_and_that(
         expected["environment"]["wrappers"] = [*wrappers, *added]
     assert composed.tree == expected
     validate(composed.tree, composed.origins)
+
+
+def test_a_preset_that_inherits_is_extended_as_a_whole() -> None:
+    composed, plain = compose("TMaze-20-v0:ppo_gtrxl"), compose("TMaze-20-v0:ppo")
+    network = {**plain.tree["network"], "memory": {"type": "gtrxl"}}
+    assert composed.tree == {**plain.tree, "network": network}
+    assert composed.tree["environment"] == {"id": "TMaze-20-v0", "num_envs": 16}
+    assert composed.notes == ["TMaze-20-v0:ppo_gtrxl: TMaze-20-v0:ppo with gtrxl memory"]
 
 
 def test_a_name_may_add_to_a_preset_of_your_own() -> None:

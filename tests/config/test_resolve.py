@@ -21,7 +21,10 @@ from tiny_runs import tiny_config, tiny_run
 
 EIGHT = Machine(cores=8, cuda=False, compiler=True)
 LONG = "training.total_timesteps=10_000_000"
-PENDULUM = ("Pendulum-v1:ppo_none", "environment.kwargs={g: 9.8}")  # with kwargs in no fixed table
+PENDULUM = (
+    "Pendulum-v1:ppo_defaults",
+    "environment.kwargs={g: 9.8}",
+)  # with kwargs in no fixed table
 
 
 def spec_of(*shape: int) -> EnvSpec:
@@ -90,7 +93,7 @@ def test_only_training_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ([*PENDULUM, "environment.vectorization=sync"], 8),
         ([*PENDULUM, "environment.num_envs=1"], 8),
-        (["CartPole-v1:ppo_none"], 8),  # its family is fixed by a table
+        (["CartPole-v1:ppo_defaults"], 8),  # its family is fixed by a table
         (PENDULUM, 1),
     ],
 )
@@ -114,7 +117,7 @@ def test_a_run_says_and_records_the_choice(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_both_choices_are_the_same_run(tmp_path: Path) -> None:
-    words = ("Pendulum-v1:ppo_none", "training.total_timesteps=256", "evaluation.every_steps=0")
+    words = ("Pendulum-v1:ppo_defaults", "training.total_timesteps=256", "evaluation.every_steps=0")
     sync, process = (
         tiny_run(tmp_path, *words, f"environment.vectorization={backend}").run
         for backend in ("sync", "process")
@@ -145,7 +148,7 @@ def test_images_are_worth_threads() -> None:
     assert count(spec=spec_of(64)) == 1
     both = Dict({"camera": spec_of(3, 64, 64).observation, "speed": Discrete(3)})  # type: ignore[dict-item]
     assert count(spec=replace(spec_of(3), observation=both)) == 4
-    config = tiny_config("Pendulum-v1:ppo_none")
+    config = tiny_config("Pendulum-v1:ppo_defaults")
     nature = replace(config.network, encoder=_encoder("nature"))
     assert threads(replace(config, network=nature), None, EIGHT)[0] == 4
 

@@ -165,7 +165,7 @@ def test_without_matplotlib_one_line_is_said_and_training_goes_on(tmp_path, no_m
 
 
 def test_an_algorithm_without_pictures_needs_no_matplotlib(tmp_path, no_matplotlib):
-    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", "training.total_timesteps=256")
+    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", "training.total_timesteps=256")
     assert not (outcome.run.path / "pictures").exists()
     log = outcome.run.log_file
     assert not log.exists() or "matplotlib" not in log.read_text()

@@ -74,7 +74,7 @@ def fake_wandb(tmp_path, monkeypatch):
 def tracked(root, *overrides):
     """A tiny run to its end, with W&B; what was said meanwhile."""
     recorder = Recorder()
-    config = tiny_config("CartPole-v1:ppo_none", *TRACK, *overrides)
+    config = tiny_config("CartPole-v1:ppo_defaults", *TRACK, *overrides)
     outcome = train(config, root=root, view=lambda *_: [recorder])
     return outcome, recorder
 

@@ -128,6 +128,6 @@ def test_ids_of_its_own_and_their_spaces() -> None:
 
 def test_a_run_learns_from_it(tmp_path: Path) -> None:
     pytest.importorskip("envpool")
-    outcome = tiny_run(tmp_path, "Pendulum-v1:ppo_none", "environment.vectorization=envpool")
+    outcome = tiny_run(tmp_path, "Pendulum-v1:ppo_defaults", "environment.vectorization=envpool")
     assert outcome.summary["status"] == "finished" and outcome.summary["snapshot_level"] == "E3"
     assert outcome.summary["env_steps"] >= 1024

@@ -82,6 +82,8 @@ def test_babyai_has_room_for_many_words_and_says_when_there_are_more(capsys: Any
     short = {"kwargs": {"mission_words": 3}}
     with pytest.raises(UserError, match=r"a mission of 5 words .*kwargs.mission_words=5 or more"):
         vector("BabyAI-GoToRedBall-v0", **short).reset()
+    with pytest.raises(UserError, match="mission_words must be a whole number from 1 on, got 0"):
+        vector("BabyAI-GoToRedBall-v0", kwargs={"mission_words": 0})
     made = vector("BabyAI-UnblockPickup-v0", count=1)
     for _ in range(5):
         made.reset()

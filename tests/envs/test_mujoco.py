@@ -67,7 +67,7 @@ def test_a_run_stops_before_it_learns_from_it(
 ) -> None:
     (tmp_path / "breaking_module.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
-    words = ("breaking_module:Breaking-v0:ppo_none", "algorithm.rollout_steps=64")
+    words = ("breaking_module:Breaking-v0:ppo_defaults", "algorithm.rollout_steps=64")
     with pytest.raises(NonFiniteError, match="nothing was stored"):
         train(tiny_config(*words), root=tmp_path / "runs")
 

@@ -116,7 +116,9 @@ def test_returned_arrays_are_never_written_again() -> None:
 
 def test_a_run_is_the_same_run_in_processes(tmp_path: Path) -> None:
     def rows(kind: str) -> bytes:
-        outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", f"environment.vectorization={kind}")
+        outcome = tiny_run(
+            tmp_path, "CartPole-v1:ppo_defaults", f"environment.vectorization={kind}"
+        )
         assert outcome.summary["snapshot_level"] == "E0"
         return outcome.run.metrics_file.read_bytes()
 
@@ -124,7 +126,7 @@ def test_a_run_is_the_same_run_in_processes(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_run_in_processes_goes_on_exactly(tmp_path: Path, monkeypatch: Any) -> None:
-    words = ("Pendulum-v1:ppo_gru", "environment.vectorization=process")
+    words = ("Pendulum-v1:ppo_gru_defaults", "environment.vectorization=process")
     words += ("training.total_timesteps=512", "evaluation.test_episodes=0")
     straight = tiny_run(tmp_path / "straight", *words)
     original, count = Orchestrator.execute, [0]

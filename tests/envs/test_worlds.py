@@ -1,11 +1,14 @@
 """Worlds that need a memory: rewards by hand, optima, and one world for one copy and for many."""
 
+import json
 from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
+from rl_lab.analysis.report import write_report
+from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
 from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.state import fingerprint, join, split
@@ -19,6 +22,8 @@ from rl_lab.envs.worlds.pomdp import optimal_return
 from rl_lab.envs.worlds.pomdp_models import hallway, river_swim, tiger
 from rl_lab.envs.worlds.t_maze import TMaze
 from rl_lab.envs.worlds.world import WorldVector
+from rl_lab.records.run_directory import RunDirectory
+from tiny_runs import tiny_run
 
 every_world = pytest.mark.parametrize("id", WORLDS)
 FIELDS = ("obs", "reward", "terminated", "truncated", "next_obs")
@@ -345,3 +350,19 @@ def test_horizons_end_episodes():
     env.reset(seed=0)
     assert [env.step(0)[2:4] for _ in range(3)] == [(False, False)] * 2 + [(True, False)]
     assert env.unwrapped.optimum == pytest.approx(2.72)
+
+
+def test_the_optimum_is_in_the_summary_the_report_and_the_list(tmp_path, capsys):
+    best = single("Hallway-v0").unwrapped.optimum
+    for spec, optimum in (("Hallway-v0:ppo", best), ("CartPole-v1:ppo_none", None)):
+        outcome = tiny_run(tmp_path, spec, "training.total_timesteps=64")
+        assert outcome.summary["optimum"] == optimum
+        files = write_report(RunDirectory(outcome.run.path))
+        text = next(file for file in files if file.suffix == ".md").read_text()
+        assert ("| optimum | 0.793 |" in text) == (optimum is not None)
+    assert main(["envs", "hallway", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["optimum"] == best
+    assert main(["envs", "hallway"]) == 0
+    assert "0.793" in capsys.readouterr().out
+    assert main(["envs", "pendulum"]) == 0
+    assert "optimum" not in capsys.readouterr().out

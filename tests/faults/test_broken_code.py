@@ -227,7 +227,7 @@ def test_a_reset_of_the_old_kind_is_told_how_to_write_it(place: Path, capsys: An
 def test_what_fails_late_resumes_bit_for_bit(case: str, place: Path, capsys: Any) -> None:
     code, said = LATE[case]
     file, id = environment(f"late_{case}", step=f"if self.late(): {code}")
-    words = (f"{id}:ppo_none", file)
+    words = (f"{id}:ppo_defaults", file)
     assert train(*words) in (1, 2)
     error = capsys.readouterr().err
     check_told(error, said, file, id)
@@ -260,13 +260,13 @@ def test_it_resumes_without_a_checkpoint_and_in_workers(
     case: str, words: list[str], begin: str, place: Path, capsys: Any
 ) -> None:
     file, id = environment(f"again_{case}", step="if self.late(): info['late']")
-    assert train(f"{id}:ppo_none", file, *words) in (1, 2)
+    assert train(f"{id}:ppo_defaults", file, *words) in (1, 2)
     error = capsys.readouterr().err
     assert re.search(rf"{file}:\d+ in step: KeyError: 'late'\n", error)
     assert f"to go on from {begin}: rl-lab train --resume" in error
     failed = find_run("@last", Path("runs"))[0]
     Path("fixed").touch()
-    assert train(f"{id}:ppo_none", file, *words) == 0
+    assert train(f"{id}:ppo_defaults", file, *words) == 0
     straight = find_run("@last", Path("runs"))[0]
     assert main(["train", "--resume", str(failed.path), "-q"]) == 0
     assert run_hash(failed) == run_hash(straight)

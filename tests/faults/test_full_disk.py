@@ -106,7 +106,7 @@ def on_a_small_disk(folder: Path, size: str, *words: str, then: str = "true") ->
 
 def test_a_full_disk_ends_train_with_one_line(tmp_path):
     (tmp_path / "runs").mkdir()
-    words = ["train", "CartPole-v1:ppo_none", *SMALL, *SMALL_PPO, "-q"]
+    words = ["train", "CartPole-v1:ppo_defaults", *SMALL, *SMALL_PPO, "-q"]
     code, said = on_a_small_disk(tmp_path / "runs", "16k", *words)
     errors = [line for line in said.splitlines() if line.startswith("error:")]
     assert code in (1, 2)

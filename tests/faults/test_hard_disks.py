@@ -145,7 +145,7 @@ def resident() -> int:
 
 def test_many_evaluations_and_saves_leak_nothing(tmp_path):
     """Fault matrix, row 44: descriptors, threads and memory stay where they were."""
-    run = tiny_orchestrator(tmp_path, "CartPole-v1:ppo_none", "logging.tensorboard=true")
+    run = tiny_orchestrator(tmp_path, "CartPole-v1:ppo_defaults", "logging.tensorboard=true")
 
     def cycles(count: int) -> tuple[int, int, int]:
         for _ in range(count):

@@ -107,7 +107,7 @@ class Injection:
 
 @cache  # composing costs more than such a small run
 def config_of(env):
-    return resolve(tiny_config(f"{env}:ppo_none", *SETTINGS))
+    return resolve(tiny_config(f"{env}:ppo_defaults", *SETTINGS))
 
 
 def make(root, env, policy, seed):

@@ -26,7 +26,7 @@ class Killer(Sink):
 
 
 def test_the_summary_says_so_and_verify_names_it(tmp_path, capsys):
-    config = tiny_config("CartPole-v1:ppo_none", *WORDS, "training.total_timesteps=512")
+    config = tiny_config("CartPole-v1:ppo_defaults", *WORDS, "training.total_timesteps=512")
     whole = train(config, root=tmp_path)
     assert whole.summary["resume_exact"] and whole.summary["lost_workers"] == 0
     lossy = train(config, root=tmp_path, view=lambda *_: [Killer()])

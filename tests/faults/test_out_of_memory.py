@@ -14,7 +14,7 @@ from rl_lab.run.out_of_memory import advice, explaining_memory, is_out_of_memory
 from rl_lab.run.session import resume
 from tiny_runs import SMALL, SMALL_PPO, tiny_config
 
-PPO = ["CartPole-v1:ppo_none", *SMALL, *SMALL_PPO, "-q"]
+PPO = ["CartPole-v1:ppo_defaults", *SMALL, *SMALL_PPO, "-q"]
 # The process may have this much more memory than it has when the run is built, or starts its
 # second cycle: room for the message, not for the run.
 LIMITED = """
@@ -94,7 +94,7 @@ ALLOCATOR = "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allo
     ],
 )
 def test_every_kind_is_understood(error, words):
-    config = tiny_config("CartPole-v1:ppo_none", "algorithm.batch_size=32")
+    config = tiny_config("CartPole-v1:ppo_defaults", "algorithm.batch_size=32")
     with pytest.raises(OutOfMemoryError) as caught, explaining_memory(config):
         raise error
     assert words in str(caught.value)

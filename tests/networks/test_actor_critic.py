@@ -67,7 +67,7 @@ def test_every_space_and_memory_unrolls_as_it_acts(memory, observation, action, 
         action_rows = torch.stack(actions)
         ended = torch.zeros_like(resets)
         seen = model.unroll(obs, action_rows, obs, start, resets, ended, chunk=3)
-        policy, value = model(obs, start, resets)
+        policy, value, _ = model(obs, start, resets)
     assert policy.log_prob(action_rows).shape == value.shape == (steps, envs)
     torch.testing.assert_close(seen.log_prob, torch.stack(log_probs), atol=1e-5, rtol=0)
     torch.testing.assert_close(policy.log_prob(action_rows), seen.log_prob, atol=1e-5, rtol=0)

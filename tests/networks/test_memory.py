@@ -214,15 +214,39 @@ def test_the_gradient_of_a_recurrent_sequence_is_autograds(name):
 @pytest.mark.parametrize(("scan", "gates"), [("GRUScan", 3), ("LSTMScan", 4)])
 def test_the_gradient_of_a_recurrent_sequence_is_a_difference_quotient(scan, gates):
     generator = torch.Generator().manual_seed(0)
-    shapes = [(4, 2, gates * 3), (gates * 3, 3), (gates * 3,), (2, 3)]
+    # 4 steps of 2 memories of size 3 in 2 environments
+    shapes = [(4, 2, 2, gates * 3), (2, gates * 3, 3), (2, gates * 3), (2, 2, 3)]
     if scan == "LSTMScan":  # no bias, and a cell
-        shapes[2] = (2, 3)
+        shapes[2] = (2, 2, 3)
     leaves = [
         torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
         for shape in shapes
     ]
     resets = torch.tensor([[0, 1], [0, 0], [1, 0], [0, 0]], dtype=torch.bool)
     assert torch.autograd.gradcheck(getattr(recurrent, scan).apply, (*leaves, resets))
+
+
+@pytest.mark.parametrize("names", [("gru", "gru"), ("lstm", "lstm"), ("gru", "lstm")])
+def test_memories_that_step_together_know_nothing_of_each_other(names):
+    """Two with other weights, inputs and states, against each alone: values and gradients."""
+    _, x, _, resets = make(names[0])
+    memories = [make(name)[0] for name in names]
+    torch.manual_seed(4)
+    for parameter in memories[1].parameters():
+        parameter.data += torch.randn(parameter.shape)
+    states = [lived(each) for each in memories]
+    inputs = [x, x.flip(0)]
+    together = recurrent.sequences(memories, inputs, states, resets)
+    for memory, given, state, (outputs, after) in zip(
+        memories, inputs, states, together, strict=True
+    ):
+        alone, final = memory.sequence(given, state, resets)
+        torch.testing.assert_close((outputs, after), (alone, final), atol=1e-5, rtol=0)
+        found = [
+            torch.autograd.grad(weighted(each), list(memory.parameters()), retain_graph=True)
+            for each in (outputs, alone)
+        ]
+        torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
 
 
 @each_setting

@@ -79,7 +79,7 @@ def test_the_first_pass_has_the_numbers_of_single_steps(memory, chunk, shared):
     assert len(seen.states) == STEPS // chunk
     for index, state in enumerate(seen.states):
         span = slice(index * chunk, (index + 1) * chunk)
-        _, value = model(obs[span], state, resets[span])
+        _, value, _ = model(obs[span], state, resets[span])
         torch.testing.assert_close(value, seen.value[span], atol=1e-5, rtol=0)
 
 

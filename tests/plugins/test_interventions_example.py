@@ -148,7 +148,7 @@ RUN = (
     " {key: algorithm.entropy_coefficient, set: 0.01}]}]}}"
 )
 PLUGIN = f"plugins=['{EXAMPLE}']"
-WORDS = ["CartPole-v1:ppo_none", PLUGIN, RUN, "algorithm.learning_rate=lin_1e-3"]
+WORDS = ["CartPole-v1:ppo_defaults", PLUGIN, RUN, "algorithm.learning_rate=lin_1e-3"]
 
 
 def test_a_run_learns_with_what_was_changed_and_tells_it(tmp_path):
@@ -188,7 +188,7 @@ def test_the_example_file_trains(tmp_path):
 def refused(block: str) -> str:
     with pytest.raises(ConfigError) as caught:
         block = f"training.callbacks={{stalled: {{type: interventions, rules: [{block}]}}}}"
-        tiny_config("CartPole-v1:ppo_none", PLUGIN, block)
+        tiny_config("CartPole-v1:ppo_defaults", PLUGIN, block)
     return str(caught.value)
 
 
@@ -246,7 +246,10 @@ def test_a_metric_that_is_never_reported_is_told_at_the_end(tmp_path):
 
 def test_the_option_of_before_says_what_to_write_now():
     assert (
-        tiny_config("CartPole-v1:ppo_none", "+training.interventions=[]").training.callbacks == {}
+        tiny_config("CartPole-v1:ppo_defaults", "+training.interventions=[]").training.callbacks
+        == {}
     )
     with pytest.raises(ConfigError, match=r"training\.interventions: is a callback now: copy"):
-        tiny_config("CartPole-v1:ppo_none", "+training.interventions=[{metric: eval/return_mean}]")
+        tiny_config(
+            "CartPole-v1:ppo_defaults", "+training.interventions=[{metric: eval/return_mean}]"
+        )

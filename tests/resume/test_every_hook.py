@@ -13,7 +13,7 @@ PHASES = (
     "{name: finish, until: 'eval/return_mean >= 1e9', max_steps: 128, hooks: [collect, update]}]"
 )
 WORDS = [
-    "CartPole-v1:ppo_gru",
+    "CartPole-v1:ppo_gru_defaults",
     PHASES,
     "algorithm.minibatches=2",
     "environment.normalize_obs=true",

@@ -26,7 +26,7 @@ DQN = ("CartPole-v1:dqn", "algorithm.learning_starts=200", "buffers.replay.capac
 def recorded(tmp_path_factory):
     """Runs of 1,024 steps (PPO) and of 512 (DQN), both with a checkpoint at step 256."""
     root = tmp_path_factory.mktemp("recorded")
-    tiny_run(root, "CartPole-v1:ppo_none", "experiment.name=ppo")
+    tiny_run(root, "CartPole-v1:ppo_defaults", "experiment.name=ppo")
     tiny_run(root, *DQN, "experiment.name=dqn", "training.total_timesteps=512")
     return root
 
@@ -184,7 +184,7 @@ def annealed(tmp_path_factory):
     """A run of 256 steps whose learning rate comes down from 4e-4 to 0."""
     root = tmp_path_factory.mktemp("annealed")
     words = ("training.total_timesteps=256", "algorithm.learning_rate=lin_4e-4")
-    return tiny_run(root, "CartPole-v1:ppo_none", *words, "checkpoint.every_steps=128").run.path
+    return tiny_run(root, "CartPole-v1:ppo_defaults", *words, "checkpoint.every_steps=128").run.path
 
 
 def rates(outcome, step):

@@ -29,7 +29,7 @@ IDS = [
 
 
 def check(tmp_path: Path, id: str, level: str, vectorization: str) -> None:
-    words = [f"{id}:ppo_none", *SMALLER, f"environment.vectorization={vectorization}"]
+    words = [f"{id}:ppo_defaults", *SMALLER, f"environment.vectorization={vectorization}"]
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     assert child(straight, "train", *words) == 0
     assert child(killed, "train", *words, kill=KILLS[0]) == -signal.SIGKILL

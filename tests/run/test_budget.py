@@ -27,13 +27,18 @@ def said(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("spec", "words", "total", "end"),
     [
-        ("CartPole-v1:ppo_none", [], 20, 20),  # less than one rollout of 64
-        ("CartPole-v1:ppo_none", [], 100, 100),
-        ("CartPole-v1:ppo_none", [], 68, 68),  # a last rollout of one step
-        ("CartPole-v1:ppo_none", ["algorithm.batch_size=1.0"], 100, 100),
-        ("CartPole-v1:ppo_gru", ["algorithm.batch_size=1.0"], 100, 100),
-        ("CartPole-v1:ppo_gru", [], 100, 100),
-        ("CartPole-v1:ppo_gru", ["algorithm.sequence_length=8"], 104, 104),  # 10 steps: two of 5
+        ("CartPole-v1:ppo_defaults", [], 20, 20),  # less than one rollout of 64
+        ("CartPole-v1:ppo_defaults", [], 100, 100),
+        ("CartPole-v1:ppo_defaults", [], 68, 68),  # a last rollout of one step
+        ("CartPole-v1:ppo_defaults", ["algorithm.batch_size=1.0"], 100, 100),
+        ("CartPole-v1:ppo_gru_defaults", ["algorithm.batch_size=1.0"], 100, 100),
+        ("CartPole-v1:ppo_gru_defaults", [], 100, 100),
+        (
+            "CartPole-v1:ppo_gru_defaults",
+            ["algorithm.sequence_length=8"],
+            104,
+            104,
+        ),  # 10 steps: two of 5
         ("CartPole-v1:reinforce", ["algorithm.rollout_steps=16"], 100, 100),
         ("CartPole-v1:random", ["algorithm.collect_steps=16"], 100, 100),
         ("FrozenLake-v1:q_learning", ["algorithm.rollout_steps=16"], 100, 100),
@@ -51,7 +56,8 @@ def test_a_run_ends_at_its_budget(
 
 def test_a_last_rollout_is_one_minibatch_at_least_and_the_overshoot_is_told(tmp_path: Path) -> None:
     # Four sequences of 16 in 4 minibatches: 68 leaves one step, and four are collected.
-    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_gru", "training.total_timesteps=68")
+    words = ["algorithm.batch_size=null", "training.total_timesteps=68"]
+    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_gru_defaults", *words)
     assert outcome.summary["env_steps"] == 80
     assert (
         "WARNING: the run ends after 80 steps, not after total_timesteps 68: "
@@ -86,7 +92,7 @@ def test_the_equal_minibatches_are_equal_and_not_smaller_than_the_others() -> No
 
 
 def test_a_compiled_rollout_keeps_its_length(tmp_path: Path) -> None:
-    run = tiny_orchestrator(tmp_path, "CartPole-v1:ppo_none", "training.total_timesteps=100")
+    run = tiny_orchestrator(tmp_path, "CartPole-v1:ppo_defaults", "training.total_timesteps=100")
     assert run.workflow.shortened(9) == 9
     config: Any = run.workflow.context.config
     object.__setattr__(config.compute, "compile", "on")
@@ -96,8 +102,8 @@ def test_a_compiled_rollout_keeps_its_length(tmp_path: Path) -> None:
 
 def test_a_shortened_last_rollout_resumes_bit_for_bit(tmp_path: Path) -> None:
     words = ["training.total_timesteps=344", "checkpoint.every_steps=64"]
-    straight = tiny_run(tmp_path / "a", "CartPole-v1:ppo_gru", *words).run
-    other = tiny_run(tmp_path / "b", "CartPole-v1:ppo_gru", *words).run
+    straight = tiny_run(tmp_path / "a", "CartPole-v1:ppo_gru_defaults", *words).run
+    other = tiny_run(tmp_path / "b", "CartPole-v1:ppo_gru_defaults", *words).run
     resume(f"{other.path}:320", root=tmp_path / "b")
     assert run_hash(other) == run_hash(straight)
 
@@ -108,7 +114,7 @@ def evaluated(run: Any) -> list[int]:
 
 
 def test_a_short_run_is_evaluated_five_times_and_at_its_end(tmp_path: Path) -> None:
-    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", *AUTO, "training.total_timesteps=640")
+    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", *AUTO, "training.total_timesteps=640")
     assert evaluated(outcome.run) == [128, 256, 384, 512, 640]
     assert outcome.summary["best"] is not None
     written = outcome.run.config_file.read_text()
@@ -118,13 +124,13 @@ def test_a_short_run_is_evaluated_five_times_and_at_its_end(tmp_path: Path) -> N
 
 def test_the_end_is_evaluated_whatever_the_interval(tmp_path: Path) -> None:
     words = ("evaluation.every_steps=256", "training.total_timesteps=320")
-    assert evaluated(tiny_run(tmp_path, "CartPole-v1:ppo_none", *words).run) == [256, 320]
+    assert evaluated(tiny_run(tmp_path, "CartPole-v1:ppo_defaults", *words).run) == [256, 320]
 
 
 def test_no_evaluation_where_none_is_wanted(tmp_path: Path) -> None:
     words = ("training.total_timesteps=64",)
     for more in ("evaluation.every_steps=0", "evaluation.warmup_steps=64"):
-        assert evaluated(tiny_run(tmp_path, "CartPole-v1:ppo_none", *words, more).run) == []
+        assert evaluated(tiny_run(tmp_path, "CartPole-v1:ppo_defaults", *words, more).run) == []
 
 
 @pytest.mark.parametrize(
@@ -154,8 +160,8 @@ def test_an_interval_that_was_typed_or_that_fits_stays(tmp_path: Path) -> None:
 
 def test_a_memory_gets_sequences_that_fill_the_minibatches() -> None:
     words = ["environment.num_envs=16", "algorithm.rollout_steps=256", "algorithm.minibatches=32"]
-    config = resolve(tiny_config("Acrobot-v1:ppo_gru", *words))
+    config = resolve(tiny_config("Acrobot-v1:ppo_gru_defaults", *words))
     assert config.algorithm.sequence_length == 128  # 32 sequences
     assert to_tree(config)["algorithm"]["sequence_length"] == 128
-    fits = resolve(tiny_config("CartPole-v1:ppo_gru"))
+    fits = resolve(tiny_config("CartPole-v1:ppo_gru_defaults"))
     assert fits.algorithm.sequence_length is None  # four whole ones

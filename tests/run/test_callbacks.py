@@ -12,7 +12,7 @@ from rl_lab.records import faults
 from rl_lab.run.session import resume
 from tiny_runs import final_state, run_hash, tiny_config, tiny_run
 
-WORDS = ["CartPole-v1:ppo_none", "training.callbacks={mine: {type: recorder, every: 2}}"]
+WORDS = ["CartPole-v1:ppo_defaults", "training.callbacks={mine: {type: recorder, every: 2}}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def test_it_is_called_in_order(tiny):
 
 def test_it_hears_of_a_rollback(tiny):
     run = tiny(
-        "bad_number_envs:test/GoesBad-v0:ppo_none", WORDS[1], "compute.on_nonfinite=rollback"
+        "bad_number_envs:test/GoesBad-v0:ppo_defaults", WORDS[1], "compute.on_nonfinite=rollback"
     )
     assert run.run()
     assert ("rollback", 256) in run.callbacks["mine"].events

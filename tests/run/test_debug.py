@@ -1,20 +1,25 @@
 """`--debug`, a debugger that is attached, and what `auto` chose."""
 
+import json
 import sys
 
 import pytest
 import torch
 
+from rl_lab import Callback, register
+from rl_lab.analysis.view import with_report
 from rl_lab.cli.main import main
 from rl_lab.core.errors import NonFiniteError
 from rl_lab.display.sinks import Sink
+from rl_lab.records.alerts import read_alerts
 from rl_lab.records.metrics import read_metrics
 from rl_lab.records.run_directory import find_run
 from rl_lab.run import debug, session
-from rl_lab.run.session import load_config, resume
+from rl_lab.run.activations import activation_statistics, effective_rank
+from rl_lab.run.session import load_config, no_view, resume
 from tiny_runs import SMALL, SMALL_PPO, run_hash, tiny_config, tiny_run
 
-PPO = "CartPole-v1:ppo_none"
+PPO = "CartPole-v1:ppo_defaults"
 
 
 # -- auto -----------------------------------------------------------------------------------------
@@ -67,10 +72,10 @@ def traced():
 @pytest.mark.parametrize(
     "words",
     [
-        ("CartPole-v1:ppo_none",),
-        ("CartPole-v1:ppo_none", "algorithm.batch_size=32"),
-        ("CartPole-v1:ppo_gru", "algorithm.minibatches=4"),
-        ("CartPole-v1:ppo_none", "algorithm.minibatches=64"),
+        ("CartPole-v1:ppo_defaults",),
+        ("CartPole-v1:ppo_defaults", "algorithm.batch_size=32"),
+        ("CartPole-v1:ppo_gru_defaults", "algorithm.minibatches=4"),
+        ("CartPole-v1:ppo_defaults", "algorithm.minibatches=64"),
         ("CartPole-v1:random", "environment.vectorization=process", "algorithm.collect_steps=16"),
     ],
 )
@@ -129,6 +134,53 @@ def test_debug_shows_weights_and_a_profile(tmp_path, capsys):
     assert profile.strip() in capsys.readouterr().out
 
 
+def test_debug_looks_into_the_layers_and_traces_updates(tmp_path):
+    config = tiny_config(PPO, "logging.report=true", "network.encoder.activation=relu")
+    run = session.train(config, root=tmp_path, view=with_report(no_view), debug=True).run
+    rows = read_metrics(run.log_file.with_name("debug.jsonl"))
+    layer = next(name for name in rows[-1] if name.endswith("/rank")).removesuffix("/rank")
+    assert all(0 <= row[f"{layer}/dead"] <= 1 for row in rows)
+    assert all(1 <= row[f"{layer}/rank"] <= 8 for row in rows)  # 8 units
+    trace = json.loads(run.log_file.with_name("trace.json").read_text())
+    names = [each.get("name", "") for each in trace["traceEvents"]]
+    assert sum("aten::addmm" in name or "aten::mm" in name for name in names) > 10
+    page = (run.path / "report.md").read_text()
+    assert "## Debug" in page and layer.removeprefix("debug/") in page and "logs/trace.json" in page
+
+
+def test_dead_layers_give_an_alert(tmp_path, names_restored):
+    @register("callback", "kill")
+    class Kill(Callback):
+        """Every unit of the first layers is pushed far below 0."""
+
+        def __init__(self, config):
+            pass
+
+        def after_update(self, run, hook):
+            for name, weight in run.algorithm.learner.module.named_parameters():
+                if "torsos" in name and name.endswith("bias"):
+                    weight.data.fill_(-1e3)
+
+    words = ["network.encoder.activation=relu", "training.callbacks={x: {type: kill}}"]
+    run = session.train(tiny_config(PPO, *words), root=tmp_path, debug=True).run
+    (first, *_) = read_alerts(run.timing_alerts_file)
+    assert first.monitor == "dead_units" and first.value > 0.5
+
+
+def test_statistics_of_activations_by_hand():
+    # two rows, three units: the first is never moved, the second by one row, the third by both
+    outputs = torch.tensor([[0.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
+    found = activation_statistics("x", outputs, bounded=False)
+    assert found["debug/x/dead"] == pytest.approx(1 / 3)
+    assert found["debug/x/mean"] == pytest.approx(4 / 6)
+    stuck = torch.tensor([[0.999, 0.999], [0.999, -0.999]])  # of tanh: the first is at one bound
+    assert activation_statistics("x", stuck, bounded=True)["debug/x/dead"] == 0.5
+    # equal singular values: as many directions as there are; one direction: 1; none: 0
+    assert effective_rank(torch.eye(4)) == pytest.approx(4)
+    assert effective_rank(torch.ones(5, 3)) == pytest.approx(1)
+    assert effective_rank(torch.zeros(5, 3)) == 0
+
+
 def run_weights(run):
     from tiny_runs import final_state
 
@@ -136,7 +188,7 @@ def run_weights(run):
 
 
 def test_debug_changes_nothing_of_the_run(tmp_path):
-    config = tiny_config("CartPole-v1:ppo_gru", "algorithm.minibatches=2")
+    config = tiny_config("CartPole-v1:ppo_gru_defaults", "algorithm.minibatches=2")
     plain = session.train(config, root=tmp_path / "a")
     watched = session.train(config, root=tmp_path / "b", debug=True)
     assert run_hash(plain.run) == run_hash(watched.run)
@@ -147,7 +199,7 @@ def test_debug_changes_nothing_of_the_run(tmp_path):
 def test_debug_names_the_parameter_whose_gradient_is_bad(tiny):
     orchestrator = tiny()
     orchestrator.add_callback("weights", debug.WeightLog())
-    learner = orchestrator.workflow.learner
+    learner = orchestrator.algorithm.learner
     real, where = learner._apply, learner.names.index("critic.weight")
 
     def poisoned(state, found, *rest):
@@ -163,7 +215,7 @@ def test_debug_names_the_parameter_whose_gradient_is_bad(tiny):
 
 def test_debug_finds_a_bad_gradient_that_an_algorithm_applied(tiny):
     orchestrator = tiny()
-    weight = orchestrator.workflow.model.critic.weight
+    weight = orchestrator.algorithm.model.critic.weight
 
     def update(batch, *, phase):
         weight.grad = torch.full_like(weight, float("inf"))

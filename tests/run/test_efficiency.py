@@ -11,6 +11,7 @@ from torch import nn
 
 from rl_lab.collect.collector import SAMPLE_EVERY, Stopwatch
 from rl_lab.core.clock import Counters
+from rl_lab.core.flops import FlopCount
 from rl_lab.records.metrics import read_metrics
 from rl_lab.run.efficiency import Efficiency, count_parameters, rates, resident_bytes
 from rl_lab.run.session import resume
@@ -118,3 +119,26 @@ def test_the_first_row_after_a_resume_counts_from_there(tmp_path):
     assert first["time/update_ms"] == pytest.approx(1e3 * first["time/update"])
     trained = first["time/collect"] + first["time/update"]
     assert first["time/sps"] == pytest.approx(64 / trained)
+
+
+def test_operations_and_state_of_a_recurrent_policy_by_hand(tmp_path):
+    words = ["CartPole-v1:ppo_gru_defaults", "network.shared_torso=true", "compute.compile=off"]
+    run = tiny_run(tmp_path, *words, "network.memory.hidden_dim=8").run
+    found = run.read_summary()["efficiency"]
+    assert found["sys/state_bytes"] == 8 * 4
+    # two per weight: encoder 4 x 8, GRU 8 x 24 of the input and of the state, actor 8 x 2
+    decision = 2 * (4 * 8 + 2 * 8 * 24 + 8 * 2)
+    assert found["sys/decision_mflops"] == pytest.approx(decision / 1e6)
+    # 16 rows in a minibatch; backward costs once or twice as much again
+    assert 2 * 16 * decision < found["sys/gradient_mflops"] * 1e6 < 4 * 16 * decision
+
+
+def test_operations_are_counted_and_change_nothing():
+    x, layer = torch.randn(5, 3), nn.Linear(3, 7)
+    expected = layer(x).sum()
+    with FlopCount() as count:
+        found = layer(x).sum()
+        (gradient,) = torch.autograd.grad(found, layer.weight)
+    # forward [5, 3] x [3, 7]; backward [7, 5] x [5, 3]: 2 * 5 * 3 * 7 each
+    assert count.total == 2 * 2 * 5 * 3 * 7
+    assert torch.equal(found, expected) and gradient.shape == (7, 3)

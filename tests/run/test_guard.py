@@ -21,8 +21,8 @@ from rl_lab.run.final_test import final_test
 from rl_lab.run.session import resume
 from tiny_runs import final_state, run_hash, tiny_run
 
-BAD = "bad_number_envs:test/GoesBad-v0:ppo_none"
-PPO = "CartPole-v1:ppo_none"
+BAD = "bad_number_envs:test/GoesBad-v0:ppo_defaults"
+PPO = "CartPole-v1:ppo_defaults"
 SKIP, ROLLBACK = "compute.on_nonfinite=skip", "compute.on_nonfinite=rollback"
 
 
@@ -256,7 +256,7 @@ def inside(orchestrator):
 
 @pytest.mark.parametrize("place", ["weight", "moment", "statistic", "open return"])
 def test_a_checkpoint_that_is_not_finite_is_never_good(tiny, place):
-    orchestrator = tiny("Pendulum-v1:ppo_none", "environment.normalize_obs=true")
+    orchestrator = tiny("Pendulum-v1:ppo_defaults", "environment.normalize_obs=true")
     for action in ("collect", "update"):
         orchestrator.execute(action)
     assert orchestrator.save()

@@ -45,13 +45,17 @@ def test_a_run_leaves_what_design_promises(tmp_path):
 def test_the_same_seed_is_the_same_run_and_another_seed_is_not(tmp_path):
     first, second = tiny_run(tmp_path / "a"), tiny_run(tmp_path / "b")
     assert run_hash(first.run) == run_hash(second.run)
-    other = tiny_run(tmp_path / "c", "CartPole-v1:ppo_none", "experiment.seed=1")
+    other = tiny_run(tmp_path / "c", "CartPole-v1:ppo_defaults", "experiment.seed=1")
     assert run_hash(other.run) != run_hash(first.run)
 
 
 @pytest.mark.parametrize("deterministic", ["true", "false"])
 def test_evaluation_leaves_training_bit_for_bit(tmp_path, deterministic):
-    words = ["CartPole-v1:ppo_gru", "environment.normalize_obs=true", "algorithm.minibatches=2"]
+    words = [
+        "CartPole-v1:ppo_gru_defaults",
+        "environment.normalize_obs=true",
+        "algorithm.minibatches=2",
+    ]
     often = tiny_run(
         tmp_path / "a",
         *words,
@@ -75,7 +79,7 @@ def test_evaluation_leaves_training_bit_for_bit(tmp_path, deterministic):
 
 
 def test_evaluations_repeat_exactly_and_use_other_seeds_than_the_test(tiny):
-    orchestrator = tiny("CartPole-v1:ppo_none", "evaluation.deterministic=false")
+    orchestrator = tiny("CartPole-v1:ppo_defaults", "evaluation.deterministic=false")
     first = orchestrator.evaluate("eval", 4)
     assert orchestrator.evaluate("eval", 4) == first
     assert orchestrator.evaluate("test", 4) != first
@@ -87,13 +91,13 @@ def test_no_two_environments_share_a_seed(tiny):
     assert len(set(found)) == 24
     assert found == [each for purpose in purposes for each in seeds(0, purpose, 8)]
     assert not set(found) & {each for purpose in purposes for each in seeds(1, purpose, 8)}
-    first = tiny("Pendulum-v1:ppo_none", "environment.num_envs=8").collector.obs
+    first = tiny("Pendulum-v1:ppo_defaults", "environment.num_envs=8").collector.obs
     assert len(np.unique(first, axis=0)) == 8
 
 
 def test_an_update_without_data_counts_nothing(tiny):
     phases = "training.phases=[{name: a, hooks: [update, collect]}]"
-    orchestrator = tiny("CartPole-v1:ppo_none", phases)
+    orchestrator = tiny("CartPole-v1:ppo_defaults", phases)
     before = fingerprint(orchestrator.workflow.get_state())
     orchestrator.execute("update")
     assert orchestrator.counters.updates == orchestrator.scheduler.updates == 0
@@ -103,7 +107,7 @@ def test_an_update_without_data_counts_nothing(tiny):
 def test_evaluation_cadence_and_warm_up(tmp_path):
     run = tiny_run(
         tmp_path,
-        "CartPole-v1:ppo_none",
+        "CartPole-v1:ppo_defaults",
         "evaluation.every_steps=150",
         "evaluation.warmup_steps=500",
     ).run
@@ -113,7 +117,7 @@ def test_evaluation_cadence_and_warm_up(tmp_path):
 
 
 def test_early_stop_waits_for_patience(tmp_path):
-    words = ["CartPole-v1:ppo_none", "evaluation.stop_at=1", "evaluation.patience=2"]
+    words = ["CartPole-v1:ppo_defaults", "evaluation.stop_at=1", "evaluation.patience=2"]
     outcome = tiny_run(tmp_path, *words)
     assert [row["step"] for row in evaluations(outcome.run)] == [256, 512]
     assert outcome.summary["env_steps"] == 512
@@ -121,7 +125,7 @@ def test_early_stop_waits_for_patience(tmp_path):
 
 
 def test_resuming_a_run_that_stopped_early_trains_no_further(tmp_path):
-    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_none", "evaluation.stop_at=1")
+    outcome = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", "evaluation.stop_at=1")
     before = run_hash(outcome.run)
     assert resume("@last", root=tmp_path).summary["env_steps"] == 256
     assert run_hash(outcome.run) == before
@@ -129,7 +133,7 @@ def test_resuming_a_run_that_stopped_early_trains_no_further(tmp_path):
 
 def test_the_best_of_an_evaluate_hook_is_saved_there(tmp_path):
     phases = "training.phases=[{name: a, hooks: [collect, evaluate, update]}]"
-    run = tiny_run(tmp_path, "CartPole-v1:ppo_none", phases, "evaluation.every_steps=0").run
+    run = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", phases, "evaluation.every_steps=0").run
     best = CheckpointStore(run.checkpoints).load("best")
     assert best[0]["parts"]["scheduler"]["hook"] == 2  # between evaluate and update
     assert best[1]["score"] == run.read_summary()["best"]
@@ -145,7 +149,7 @@ class Unsaveable(CounterEnv):
 
 def test_an_environment_that_cannot_be_saved_makes_resume_inexact_and_says_so(tmp_path):
     gym.register("test/Unsaveable-v0", entry_point=Unsaveable)
-    words = ["test/Unsaveable-v0:ppo_none", "checkpoint.keep_last=9"]
+    words = ["test/Unsaveable-v0:ppo_defaults", "checkpoint.keep_last=9"]
     outcome = tiny_run(tmp_path, *words)
     assert outcome.summary["snapshot_level"] == "E3"
     assert outcome.summary["resume_exact"]
@@ -156,7 +160,7 @@ def test_an_environment_that_cannot_be_saved_makes_resume_inexact_and_says_so(tm
 
 
 def test_checkpoints_kept_are_the_last_and_the_best(tmp_path):
-    run = tiny_run(tmp_path, "CartPole-v1:ppo_none", "evaluation.every_steps=64").run
+    run = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", "evaluation.every_steps=64").run
     store = CheckpointStore(run.checkpoints)
     scores = {row["step"]: row["eval/return_mean"] for row in evaluations(run)}
     best = max(scores, key=lambda step: (scores[step], -step))
@@ -173,7 +177,7 @@ def test_resume_of_a_finished_run_changes_nothing(tmp_path):
 
 
 def test_resume_from_a_chosen_step(tmp_path):
-    words = ["CartPole-v1:ppo_none", "checkpoint.keep_last=9"]
+    words = ["CartPole-v1:ppo_defaults", "checkpoint.keep_last=9"]
     run = tiny_run(tmp_path, *words).run
     before = run_hash(run)
     resume("@last:512", root=tmp_path)
@@ -229,7 +233,7 @@ def test_a_second_process_is_refused(tmp_path):
 
 def test_warm_start_takes_weights_only(tmp_path):
     first = tiny_run(tmp_path)
-    config_words = ["CartPole-v1:ppo_none", "training.warm_start=@last:last"]
+    config_words = ["CartPole-v1:ppo_defaults", "training.warm_start=@last:last"]
     # a rate of almost nothing: after one rollout the weights must still be the old ones
     config_words += ["algorithm.learning_rate=1e-12", "training.total_timesteps=64"]
     second = tiny_run(tmp_path, *config_words)
@@ -247,7 +251,7 @@ def test_warm_start_takes_weights_only(tmp_path):
 def test_warm_start_from_another_network_is_refused(tmp_path, change):
     tiny_run(tmp_path)
     with pytest.raises(UserError, match="does not fit"):
-        tiny_run(tmp_path, "CartPole-v1:ppo_none", "training.warm_start=@last", change)
+        tiny_run(tmp_path, "CartPole-v1:ppo_defaults", "training.warm_start=@last", change)
     assert len(list_runs(tmp_path)) == 1  # nothing left behind
 
 
@@ -302,7 +306,7 @@ def test_a_full_disk_while_saving_is_an_alarm_not_the_end(tmp_path, monkeypatch)
 )
 def test_phases_that_ask_for_what_is_not_there(tmp_path, phases, problem):
     with pytest.raises(ConfigError, match=problem):
-        tiny_run(tmp_path, "CartPole-v1:ppo_none", f"training.phases={phases}")
+        tiny_run(tmp_path, "CartPole-v1:ppo_defaults", f"training.phases={phases}")
     assert list_runs(tmp_path) == []
 
 
@@ -316,7 +320,7 @@ def test_random_workflow_runs_everywhere(tmp_path):
 def test_a_warm_started_run_begins_again_from_the_same_weights(tmp_path, monkeypatch):
     tiny_run(tmp_path / "old")
     (old,) = list_runs(tmp_path / "old")
-    words = ["CartPole-v1:ppo_none", f"training.warm_start={old.path}"]
+    words = ["CartPole-v1:ppo_defaults", f"training.warm_start={old.path}"]
     straight = tiny_run(tmp_path / "a", *words)
     faults.reset()
     monkeypatch.setenv("RL_LAB_FAULT", "hook.after:error@3")  # before the first checkpoint
@@ -329,7 +333,7 @@ def test_a_warm_started_run_begins_again_from_the_same_weights(tmp_path, monkeyp
 
 def test_a_best_saved_by_a_hook_survives_the_checkpoint_of_the_same_step(tmp_path):
     phases = "training.phases=[{name: a, hooks: [collect, evaluate, update]}]"
-    words = ["CartPole-v1:ppo_none", phases, "evaluation.every_steps=0"]
+    words = ["CartPole-v1:ppo_defaults", phases, "evaluation.every_steps=0"]
     run = tiny_run(tmp_path, *words, "checkpoint.every_steps=64").run
     assert CheckpointStore(run.checkpoints).best() == run.read_summary()["best_step"]
 
@@ -348,11 +352,11 @@ class Counting(CounterEnv):
 
 def test_an_evaluation_does_not_depend_on_earlier_ones(tmp_path, monkeypatch):
     gym.register("test/Counting-v0", entry_point=Counting)
-    straight = tiny_run(tmp_path / "a", "test/Counting-v0:ppo_none")
+    straight = tiny_run(tmp_path / "a", "test/Counting-v0:ppo_defaults")
     faults.reset()
     monkeypatch.setenv("RL_LAB_FAULT", "hook.after:error@20")
     with pytest.raises(OSError, match="No space"):
-        tiny_run(tmp_path / "b", "test/Counting-v0:ppo_none")
+        tiny_run(tmp_path / "b", "test/Counting-v0:ppo_defaults")
     monkeypatch.delenv("RL_LAB_FAULT")
     resumed = resume("@last", root=tmp_path / "b")
     assert run_hash(resumed.run) == run_hash(straight.run)
@@ -410,7 +414,11 @@ def test_offline_phases_are_logged_and_saved_by_their_updates(tiny):
 
 
 def test_minutes_save_too_and_change_nothing(tmp_path, monkeypatch):
-    words = ("CartPole-v1:ppo_none", "training.total_timesteps=1024", "evaluation.every_steps=0")
+    words = (
+        "CartPole-v1:ppo_defaults",
+        "training.total_timesteps=1024",
+        "evaluation.every_steps=0",
+    )
     words += ("checkpoint.every_steps=0", "checkpoint.keep_last=9", "algorithm.rollout_steps=64")
     straight = tiny_run(tmp_path / "straight", *words).run
     now = iter(range(10**6))
@@ -428,7 +436,7 @@ def test_a_condition_that_nothing_measures_is_told(tmp_path):
         " hooks: [collect, update, evaluate]},"
         " {name: second, until: 'eval/retrun >= 5', max_steps: 64, hooks: [collect, update]}]"
     )
-    said = tiny_run(tmp_path, "CartPole-v1:ppo_none", phases).run.log_file.read_text()
+    said = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", phases).run.log_file.read_text()
     assert "WARNING: phase 'second' waited for 'eval/retrun': never measured" in said
     assert "phase 'first'" not in said
 
@@ -450,9 +458,9 @@ def test_episodes_without_a_limit_get_one_in_evaluations(tmp_path, monkeypatch):
 
 def test_a_normaliser_that_can_do_nothing_is_reported(tmp_path):
     words = ["environment.normalize_obs=true", "training.total_timesteps=64"]
-    said = tiny_run(tmp_path / "a", "FrozenLake-v1:ppo_none", *words).run.log_file.read_text()
+    said = tiny_run(tmp_path / "a", "FrozenLake-v1:ppo_defaults", *words).run.log_file.read_text()
     assert "WARNING: environment.normalize_obs changes nothing" in said
-    run = tiny_run(tmp_path / "b", "CartPole-v1:ppo_none", *words).run
+    run = tiny_run(tmp_path / "b", "CartPole-v1:ppo_defaults", *words).run
     assert "changes nothing" not in run.log_file.read_text()
 
 
@@ -460,7 +468,7 @@ def test_a_run_says_that_auto_reads_integers_as_codes(tmp_path):
     def said(name, *words):
         words = ("environment.vectorization=sync", "training.total_timesteps=64", *words)
         return tiny_run(
-            tmp_path / name, "picture_env:Picture-v0:ppo_none", *words
+            tmp_path / name, "picture_env:Picture-v0:ppo_defaults", *words
         ).run.log_file.read_text()
 
     chosen = "auto: network.encoder.type=grid, because these integers look like codes"
@@ -476,7 +484,7 @@ def test_a_phase_that_never_began_waited_for_nothing(tmp_path):
         "training.phases=[{name: first, max_steps: 5_000, hooks: [collect, update]},"
         " {name: second, until: 'eval/never >= 5', hooks: [collect, update]}]"
     )
-    said = tiny_run(tmp_path, "CartPole-v1:ppo_none", phases).run.log_file.read_text()
+    said = tiny_run(tmp_path, "CartPole-v1:ppo_defaults", phases).run.log_file.read_text()
     assert "waited" not in said
 
 

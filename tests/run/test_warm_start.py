@@ -14,7 +14,7 @@ from tiny_runs import tiny_run
 @pytest.fixture
 def pair(tiny):
     """Two workflows of different weights: the state of the one, and the other."""
-    first, second = tiny(), tiny("CartPole-v1:ppo_none", "experiment.seed=7")
+    first, second = tiny(), tiny("CartPole-v1:ppo_defaults", "experiment.seed=7")
     return first.workflow.get_state(), second.workflow
 
 
@@ -101,7 +101,7 @@ def test_a_run_begins_with_the_table_of_another(tmp_path):
     with pytest.raises(UserError, match=r"tables is \[1, 16, 4\] there and \[2, 16, 4\] here"):
         tiny_run(tmp_path, LAKE, *words, "algorithm.double=true")
     with pytest.raises(UserError, match="no parameter is in both networks"):
-        tiny_run(tmp_path, "CartPole-v1:ppo_none", *words)
+        tiny_run(tmp_path, "CartPole-v1:ppo_defaults", *words)
 
 
 def test_a_table_takes_nothing_of_a_network(pair, tiny):
@@ -111,7 +111,11 @@ def test_a_table_takes_nothing_of_a_network(pair, tiny):
 
 def test_another_shape_is_named_with_the_way_out(tmp_path):
     tiny_run(tmp_path)
-    words = ["CartPole-v1:ppo_none", "training.warm_start=@last", "network.critic.hidden_dims=[5]"]
+    words = [
+        "CartPole-v1:ppo_defaults",
+        "training.warm_start=@last",
+        "network.critic.hidden_dims=[5]",
+    ]
     with pytest.raises(UserError, match="does not fit: critic") as caught:
         tiny_run(tmp_path, *words)
     assert "to leave it out: training.warm_start_parts=['!critic" in str(caught.value)

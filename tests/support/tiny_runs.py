@@ -33,7 +33,7 @@ SMALL_NETWORK = "network.encoder.hidden_dims=[8]"
 SMALL_PPO = ["algorithm.rollout_steps=16", "algorithm.epochs=2"]
 
 
-def tiny_config(spec: str = "CartPole-v1:ppo_none", *overrides: str) -> RunConfig:
+def tiny_config(spec: str = "CartPole-v1:ppo_defaults", *overrides: str) -> RunConfig:
     """A complete config of a small run. No preset: nothing fights the overrides."""
     own = SMALL_PPO if ":ppo" in spec else []
     words = [*SMALL, *own, *overrides]
@@ -47,13 +47,13 @@ def tiny_config(spec: str = "CartPole-v1:ppo_none", *overrides: str) -> RunConfi
         return validate(composed.tree, composed.origins)
 
 
-def tiny_run(root: Path, spec: str = "CartPole-v1:ppo_none", *overrides: str) -> Outcome:
+def tiny_run(root: Path, spec: str = "CartPole-v1:ppo_defaults", *overrides: str) -> Outcome:
     """Train it to the end."""
     return train(tiny_config(spec, *overrides), root=root)
 
 
 def tiny_orchestrator(
-    root: Path, spec: str = "CartPole-v1:ppo_none", *overrides: str
+    root: Path, spec: str = "CartPole-v1:ppo_defaults", *overrides: str
 ) -> Orchestrator:
     """Built and not started."""
     config = resolve(tiny_config(spec, *overrides))

@@ -10,7 +10,7 @@ import pytest
 from rl_lab.core.errors import UserError
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.tuning import driver as driver_module
-from rl_lab.tuning.driver import Driver, _alone, _remember, own_words
+from rl_lab.tuning.driver import Driver, _remember, alone, own_words
 from rl_lab.tuning.jobs import Job, Pair, command, find, run_name, value
 from rl_lab.tuning.sweep_file import Objective, parse_sweep, read_sweep
 from rl_lab.tuning.tuner import Tuner
@@ -128,12 +128,12 @@ def test_a_name_means_one_sweep(tmp_path: Path):
 
 def test_one_driver_at_a_time(tmp_path: Path):
     with (
-        _alone(tmp_path),
+        alone(tmp_path),
         pytest.raises(UserError, match="is being run by another process"),
-        _alone(tmp_path),
+        alone(tmp_path),
     ):
         pass
-    with _alone(tmp_path):  # it is free again
+    with alone(tmp_path):  # it is free again
         pass
 
 

@@ -16,7 +16,7 @@ import yaml
 from rl_lab.cli.main import main
 from rl_lab.records.metrics import read_metrics
 from rl_lab.records.run_directory import list_runs
-from rl_lab.tuning.driver import own_words, run_sweep, sweep_folder, words
+from rl_lab.tuning.driver import own_words, run_sweep, words
 from rl_lab.tuning.jobs import Pair, command, find, run_name, together, value
 from rl_lab.tuning.report import best_preset, write_report
 from rl_lab.tuning.sweep_file import Sweep, read_sweep
@@ -76,7 +76,7 @@ def test_a_small_grid_from_file_to_preset(tmp_path: Path):
     assert sorted(metrics(tmp_path / "runs")) == [
         f"small-t{trial:04d}-s{seed}" for trial in (0, 1) for seed in (1, 2)
     ]
-    folder = sweep_folder(sweep, tmp_path / "runs")
+    folder = sweep.folder(tmp_path / "runs")
     facts = write_report(sweep, driver.tuner, folder)
     values = [row["value"] for row in facts["trials"]]
     assert values == sorted(values, reverse=True) and facts["best"]["value"] == values[0]

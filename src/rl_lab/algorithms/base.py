@@ -70,6 +70,13 @@ class Algorithm(ABC):
         """
         return {}
 
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The deterministic action by operations on tensors alone, which an export can trace.
+
+        Default: `act`, which is right where that uses neither numpy nor Python numbers.
+        """
+        return self.act(obs, state, deterministic=True)
+
     def initial_state(self, batch: int) -> Any:
         """What a memory starts an episode with; None without memory."""
         return None

@@ -362,9 +362,15 @@ class DQN(Algorithm):
             best: Array = self.numpy_values(np.asarray(obs)).argmax(-1)
             return best
         with torch.no_grad():
-            values, mask = self.model(obs, noise), self.model.mask(obs)
-            values = values if mask is None else masked(values, mask)
-            return values.argmax(-1).numpy(force=True)
+            return self._best(obs, noise).numpy(force=True)
+
+    def _best(self, obs: Any, noise: Tensor | None = None) -> Tensor:
+        values, mask = self.model(obs, noise), self.model.mask(obs)
+        return (values if mask is None else masked(values, mask)).argmax(-1)
+
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The best action, by operations on tensors alone."""
+        return Action(self._best(obs), state)
 
     def pure_policy(self) -> Policy | None:
         """`act` as a pure function, unless a subclass acts in another way."""

@@ -222,7 +222,7 @@ def ppo_loss(
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The objective of one minibatch (eq. 9): the rows, or with a memory the sequences, `index`."""
     rows = take(rollout, index, axis=int(model.has_memory))
-    policy, value, reconstruction = model.evaluate(rows[OBS], rows[STATE], rows.get(RESET))
+    policy, value, reconstruction = model(rows[OBS], rows[STATE], rows.get(RESET))
     advantage = normalize(rows[ADVANTAGE]) if normalize_batch else rows[ADVANTAGE]
     policy_loss, metrics = clipped_surrogate(
         policy.log_prob(rows[ACTION]), rows[LOG_PROB], advantage, hyper["clip_range"]
@@ -290,6 +290,10 @@ class PPO(Algorithm):
         """The distribution over actions, and the value."""
         policy, value = self.model.look(obs, state)
         return {**described(policy), "value": value}
+
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The mode, by operations on tensors alone."""
+        return self.policy.greedy(obs, state)
 
     def initial_state(self, batch: int) -> Any:
         """What the memories start an episode with; None without one."""

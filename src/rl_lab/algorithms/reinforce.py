@@ -152,7 +152,7 @@ def policy_loss(
     model: ActorCritic, rows: Batch, hyper: dict[str, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """The loss of the policy; with a `value_coefficient`, the baseline's loss as well."""
-    policy, value = model(rows[OBS], model.initial_state(1), rows[RESET])
+    policy, value, _ = model(rows[OBS], model.initial_state(1), rows[RESET])
     log_prob, entropy = policy.log_prob(rows[ACTION]), policy.entropy().mean()
     gain = policy_gradient(log_prob, rows[TARGET])
     loss = gain - hyper["entropy_coefficient"] * entropy
@@ -168,7 +168,7 @@ def baseline_loss(
     model: ActorCritic, rows: Batch
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
     """Half the squared error of the value."""
-    _, value = model(rows[OBS], model.initial_state(1), rows[RESET])
+    _, value, _ = model(rows[OBS], model.initial_state(1), rows[RESET])
     loss = 0.5 * (value - rows[RETURN]).square().mean()
     return loss, {"value_loss": loss}, {}
 
@@ -224,6 +224,10 @@ class Reinforce(Algorithm):
         """The distribution over actions, and the value of the baseline if there is one."""
         policy, value = self.model.look(obs, state)
         return {**described(policy), **({"value": value} if self.has_baseline else {})}
+
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The mode, by operations on tensors alone."""
+        return self.policy.greedy(obs, state)
 
     def initial_state(self, batch: int) -> Any:
         """What the memories start an episode with."""

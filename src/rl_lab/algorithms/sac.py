@@ -379,6 +379,10 @@ class SAC(Algorithm):
         value = self.critic.module(obs, policy.mode()).amin(0)
         return {**described(policy), "value": value}
 
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The action of the mean, by operations on tensors alone."""
+        return Action(self.policy(self.normalizer(obs)).mode(), state)
+
     def initial_state(self, batch: int) -> Any:
         """With gSDE, a noise matrix for each environment; else None."""
         head = self.policy.head

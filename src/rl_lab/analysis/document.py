@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from rl_lab.display import interactive
+from rl_lab.display.chart import Chart
 from rl_lab.records.formatting import visible
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-       color: #1c2733; background: #fff }
+:root { color-scheme: light dark; --ink: #1c2733; --shade: #f2f5f8 }
+@media (prefers-color-scheme: dark) { :root { --ink: #d5dde5; --shade: #1d242c } }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem;
+       color: var(--ink); background: var(--ground) }
 h1 { font-size: 1.6rem } h2 { font-size: 1.2rem; margin-top: 2rem }
 table { border-collapse: collapse; font-size: 0.9rem; margin: 0.5rem 0; display: block;
         overflow-x: auto }
-th, td { border-bottom: 1px solid #d5dce3; padding: 0.25rem 0.75rem; text-align: left }
-pre { background: #f2f5f8; padding: 0.75rem; overflow-x: auto }
+th, td { border-bottom: 1px solid var(--rule); padding: 0.25rem 0.75rem; text-align: left }
+pre { background: var(--shade); padding: 0.75rem; overflow-x: auto }
+summary { cursor: pointer; margin: 1rem 0 }
 figure { margin: 0.5rem 0 }
-img, video, svg { max-width: 100%; height: auto }
+img, video { max-width: 100%; height: auto }
 """
 
 
@@ -80,31 +85,44 @@ class Media:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture that we have drawn: its SVG stands in the HTML, the Markdown names the file."""
+    """A chart: interactive in the HTML, a still picture without scripts; Markdown names a file."""
 
     title: str
     file: str  # relative to the document
-    svg: str  # from `display/svg.py`, which escapes every text
+    chart: Chart
 
 
-Block = Heading | Paragraph | Items | Grid | Code | Media | Drawing
+@dataclass(frozen=True)
+class More:
+    """Further charts, which open on a click. Markdown leaves them out."""
+
+    title: str
+    chart: Chart
+
+
+Block = More | Heading | Paragraph | Items | Grid | Code | Media | Drawing
 KINDS = {".png": "image/png", ".gif": "image/gif", ".mp4": "video/mp4", ".webm": "video/webm"}
 
 
 def to_markdown(title: str, blocks: Sequence[Block]) -> str:
     """For a reader of text, and for GitHub: no text in it is markup of HTML."""
-    return visible("\n\n".join([f"# {_plain(title)}", *map(_markdown, blocks)]) + "\n")
+    return visible(
+        "\n\n".join(filter(None, [f"# {_plain(title)}", *map(_markdown, blocks)])) + "\n"
+    )
 
 
 def to_html(title: str, blocks: Sequence[Block]) -> str:
     """One page with everything in it: it can be sent by mail."""
     body = visible("\n".join(_html(block) for block in blocks))
     name = visible(html.escape(title))
+    moves = any(isinstance(block, Drawing | More) for block in blocks)
+    script = f"<script>{interactive.script()}</script>\n" if moves else ""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{interactive.policy()}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{name}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n"
-        f"{body}\n</body>\n</html>\n"
+        f"<title>{name}</title>\n<style>{interactive.STYLE}{STYLE}</style>\n</head>\n<body>\n"
+        f"<h1>{name}</h1>\n{body}\n{script}</body>\n</html>\n"
     )
 
 
@@ -126,6 +144,8 @@ def _markdown(block: Block) -> str:
             return f"{'!' if _is_picture(block) else ''}[{title}]({quote(block.file)})"
         case Drawing():
             return f"![{_plain(block.title)}]({quote(block.file)})"
+        case More():
+            return ""
 
 
 def _plain(text: str) -> str:
@@ -162,7 +182,11 @@ def _html(block: Block) -> str:
         case Media():
             return _html_media(block)
         case Drawing():
-            return f"<figure>{block.svg}</figure>"
+            return interactive.figure(block.chart)
+        case More():
+            figure = interactive.figure(block.chart)
+            title = html.escape(block.title)
+            return f"<details>\n<summary>{title}</summary>\n{figure}\n</details>"
 
 
 def html_table(grid: Grid) -> str:
@@ -191,4 +215,5 @@ def _html_media(block: Media) -> str:
 
 
 def _is_picture(block: Media) -> bool:
-    return KINDS.get(Path(block.file).suffix, "").startswith("image/")
+    suffix = Path(block.file).suffix
+    return suffix == ".svg" or KINDS.get(suffix, "").startswith("image/")

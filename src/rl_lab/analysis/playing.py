@@ -1,20 +1,22 @@
 """Play a trained policy: in a window, or as a video."""
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from rl_lab.analysis.controls import Controls, linger
 from rl_lab.collect.play import Played, play
-from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
-from rl_lab.display.video import USUAL_FPS, check_film, film_suffix, filming
-from rl_lab.envs.render import has_screen, make_shown
+from rl_lab.core.schema import EnvironmentConfig
+from rl_lab.display.video import USUAL_FPS, check_film, film_suffix, filming, picture_of
+from rl_lab.display.window import Window, can_open
+from rl_lab.envs.render import PICTURES, has_screen, make_shown
 from rl_lab.run.build import MOST_EVALUATED
-from rl_lab.run.policy import LoadedPolicy
+from rl_lab.run.policy import Policy
 from rl_lab.run.signals import StopRequest, stop_on_signals
 
 Tell = Callable[[int, Played], None]  # an episode's number, from 1, and how it went
@@ -76,64 +78,90 @@ def check_show(video: Path | None) -> None:
 
 
 def play_policy(
-    loaded: LoadedPolicy,
-    act: Callable[[Any], Any],
-    begin: Callable[[], None],
+    player: Policy,
     *,
+    deterministic: bool,
     seeds: Sequence[int],
     max_steps: int | None,
     video: Path | None,
     tell: Tell,
+    other: Callable[[int], Policy],
 ) -> Playback:
     """Play one episode for each seed: into `video`, or in a window, or into the run's `videos/`.
 
-    The first Ctrl-C ends it after the step at hand; what was filmed so far becomes the film.
+    In a window keys pause, step, change the speed, begin again and go to another checkpoint, which
+    `other` loads, so many later. The first Ctrl-C ends it after the step at hand; what was filmed
+    so far becomes the film.
     """
-    window = video is None and has_screen()
-    if video is None and not window:
+    loaded = player.loaded
+    has_window = video is None and has_screen()
+    if video is None and not has_window:
         video = loaded.run.videos / f"play-{loaded.step:012d}{film_suffix()}"
     if max_steps is None and loaded.context.spec.max_episode_steps is None:
         max_steps = MOST_EVALUATED
     environment = loaded.config.environment
     played: list[Played] = []
-    stop = StopRequest()
+    stop, controls, rest = StopRequest(), Controls(), list(seeds)
     with ExitStack() as open_things:
         open_things.enter_context(stop_on_signals(stop))
-        env = open_things.enter_context(closing(make_shown(environment, window=window)))
+        window = open_things.enter_context(closing(Window())) if has_window and can_open() else None
+        env = open_things.enter_context(closing(_shown(environment, has_window, window)))
+        if window is not None and env.render_mode != PICTURES:
+            window = None  # it draws a window of its own, and has no keys
         fps = float(env.metadata.get("render_fps") or USUAL_FPS)
         add = None if video is None else open_things.enter_context(filming(video, fps))
 
         def show() -> None:
-            if add is not None:  # a window draws by itself
+            if add is not None:
                 add(picture_of(env.render(), environment.id))
+            elif window is not None:  # other windows draw by themselves
+                picture = picture_of(env.render(), environment.id)
 
-        episodes = play(
-            env,
-            act,
-            seeds=seeds,
-            max_steps=max_steps,
-            begin=begin,
-            show=show,
-            interrupted=lambda: stop.requested,
-        )
-        for number, episode in enumerate(episodes, 1):
-            played.append(episode)
-            tell(number, episode)
+                def draw() -> None:
+                    at = f"{player.loaded.run.id} at step {player.loaded.step:,}"
+                    window.show(picture, f"{at} · {controls.words}")
+
+                draw()
+                linger(
+                    controls,
+                    window.keys,
+                    seconds=1 / fps,
+                    interrupted=lambda: stop.requested,
+                    redraw=draw,
+                )
+
+        def act(obs: Any) -> Any:
+            return player.act(obs, deterministic=deterministic)
+
+        def begin() -> None:
+            player.reset()
+
+        while rest and not controls.leave and not stop.requested:
+            episodes = play(
+                env,
+                act,
+                seeds=rest,
+                max_steps=max_steps,
+                begin=begin,
+                show=show,
+                interrupted=lambda: stop.requested or controls.ends_episode,
+            )
+            for episode in episodes:
+                played.append(episode)
+                rest = rest[1:]
+                tell(len(played), episode)
+            if controls.move:
+                player = other(controls.move)
+            if not controls.again and not controls.move:
+                break
+            controls.again, controls.move = False, 0
     code = stop.exit_code if stop.requested else 0
-    return Playback(played, video, loaded.run.id, loaded.step, code)
+    return Playback(played, video, player.loaded.run.id, player.loaded.step, code)
 
 
-def picture_of(rendered: object, id: str) -> Array:
-    """What `render` returned as [H, W, 3] bytes; gray becomes color, transparency goes."""
-    picture = np.asarray(rendered)
-    if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
-        raise UserError(f"'{id}' cannot be recorded: its render() gives {_described(rendered)}")
-    if picture.ndim == 2:
-        picture = picture[..., None]
-    return np.repeat(picture, 3, 2) if picture.shape[2] == 1 else picture[..., :3]
-
-
-def _described(rendered: object) -> str:
-    if isinstance(rendered, np.ndarray):
-        return f"{rendered.dtype} of the shape {rendered.shape}, no picture"
-    return f"a {type(rendered).__name__}, no picture"
+def _shown(config: EnvironmentConfig, has_window: bool, window: Window | None) -> Any:
+    """The environment: with pictures for a window of ours, if it has them."""
+    if window is not None:
+        with suppress(UserError):
+            return make_shown(config, window=False)
+    return make_shown(config, window=has_window)

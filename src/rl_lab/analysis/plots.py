@@ -14,6 +14,7 @@ from rl_lab.core.batch import Array
 from rl_lab.core.errors import UserError
 from rl_lab.display import svg
 from rl_lab.display.chart import FEW, Chart, Line, Panel
+from rl_lab.records.metrics import MAIN_METRICS
 
 WIDTH, HEIGHT = 5.0, 3.6  # inches of one panel of a PNG
 THRESHOLDS = 101  # of a profile
@@ -22,6 +23,17 @@ PARENTS = 2  # of forks, named in a legend
 NAMED = 48  # characters of methods or tasks that are named in a title, not counted
 LEGEND = 40  # characters in a line of a PNG's legend: it stays within its panel
 STEPS = "environment steps"
+PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
+
+
+def main_chart(title: str, curves: Mapping[str, Curve]) -> Chart | None:
+    """The main curves of a run; None if it has none of them yet."""
+    panels = {
+        name: {each: curves[each] for each in names if each in curves}
+        for name, names in PANELS.items()
+    }
+    panels = {name: lines for name, lines in panels.items() if lines}
+    return run_chart(title, panels) if panels else None
 
 
 def run_chart(title: str, curves: Mapping[str, Mapping[str, Curve]]) -> Chart:

@@ -16,34 +16,36 @@ from rl_lab.analysis.document import (
     Heading,
     Items,
     Media,
+    More,
     Paragraph,
     to_html,
     to_markdown,
 )
 from rl_lab.analysis.export import blocks_of
 from rl_lab.analysis.groups import Run, load_run
-from rl_lab.analysis.plots import comparison_chart, described, run_chart
+from rl_lab.analysis.plots import PANELS, comparison_chart, described, main_chart, run_chart
 from rl_lab.analysis.settings import AUTO, changed_settings
+from rl_lab.analysis.statistics import normal_interval
 from rl_lab.core.errors import UserError
-from rl_lab.display.chart import to_svg
+from rl_lab.display.chart import Chart, to_svg
 from rl_lab.display.metric_style import Display, load_display
 from rl_lab.display.sinks import Sink
+from rl_lab.records.alerts import read_alerts
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.files import check_folder, open_to_read, read_bounded
 from rl_lab.records.formatting import format_duration, saved_as, sparkline
-from rl_lab.records.metrics import MAIN_METRICS
+from rl_lab.records.metrics import MAIN_METRICS, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.source import read_provenance
+from rl_lab.run.debug import PROFILE, TRACE, WEIGHTS
 
 NAME = "report"
-PANELS = {"return": MAIN_METRICS["reward"], "loss": MAIN_METRICS["loss"]}
 EMBEDDED_BYTES = 5_000_000  # of a film; a larger one is only linked to
 EMBEDDED_TOTAL = 25_000_000  # of all films: the page can still be sent by mail
 SHOWN_ALERTS = 50
 SPARKS = 40  # blocks of a curve in text
 PRINTING = ("--json", "--progress-lines", "-q", "--quiet")
-NORMAL_95 = 1.96  # standard errors of a 95 % interval
 
 
 class ReportSink(Sink):
@@ -63,63 +65,66 @@ def write_report(directory: RunDirectory) -> list[Path]:
     run, display = load_run(directory), load_display()
     curves = read_curves(directory.metrics_file, thin=True)
     title = f"{run.task} {run.algorithm}, seed {run.seed}"
-    drawing = _drawn(title, curves)
+    chart = main_chart(title, curves)
     blocks: list[Block] = [
-        *_what(run),
         *_results(run, curves, display),
-        *_pictured(drawing),
-        *_checkpoint(run),
+        *_pictured(chart),
+        *_more(curves, display),
         *_videos(directory.path),
+        *_what(run),
+        *_costs(run, display),
+        *_checkpoint(run),
         *_settings(run),
         *_alerts(run),
+        *_debug(run),
         *_reproduce(run),
     ]
-    return _write(directory.path, f"{title} ({run.id})", blocks, drawing)
+    return _write(directory.path, f"{title} ({run.id})", blocks, chart)
 
 
 def write_group_report(runs: Sequence[Run], folder: Path, keys: Sequence[str] = ()) -> list[Path]:
     """Write the report of several runs into a folder of their own; the files."""
     display = load_display()
     found = compare(runs, keys=keys, display=display)
-    drawing = to_svg(comparison_chart(found))
+    chart = comparison_chart(found)
     rows = [
         [run.id, run.task, run.algorithm, str(run.seed), str(run.summary.get("status")), _best(run)]
         for run in runs
     ]
     blocks: list[Block] = [
-        *_pictured(drawing),
+        *_pictured(chart),
         *blocks_of(found, display),
         Heading("Runs"),
         Grid(["id", "task", "algorithm", "seed", "status", "best"], rows),
         Heading("Run it again"),
         Code("\n".join(dict.fromkeys(_command(run) for run in runs))),
     ]
-    return _write(folder, described(found), blocks, drawing)
+    return _write(folder, described(found), blocks, chart)
 
 
-def _write(folder: Path, title: str, blocks: Sequence[Block], drawing: str) -> list[Path]:
+def _write(folder: Path, title: str, blocks: Sequence[Block], chart: Chart | None) -> list[Path]:
     data = {
         f"{NAME}.md": to_markdown(title, blocks).encode(),
         f"{NAME}.html": to_html(title, blocks).encode(),
-        **({f"{NAME}.svg": drawing.encode()} if drawing else {}),
+        **({f"{NAME}.svg": to_svg(chart).encode()} if chart else {}),
     }
     for name, each in data.items():
         write_atomically(folder / name, each)
     return [folder / name for name in data]
 
 
-def _drawn(title: str, curves: Mapping[str, Curve]) -> str:
-    """The main curves; empty without one."""
-    panels = {
-        name: {each: curves[each] for each in names if each in curves}
-        for name, names in PANELS.items()
-    }
-    panels = {name: lines for name, lines in panels.items() if lines}
-    return to_svg(run_chart(title, panels)) if panels else ""
+def _pictured(chart: Chart | None) -> list[Block]:
+    return [Heading("Curves"), Drawing("curves", f"{NAME}.svg", chart)] if chart else []
 
 
-def _pictured(drawing: str) -> list[Block]:
-    return [Heading("Curves"), Drawing("curves", f"{NAME}.svg", drawing)] if drawing else []
+def _more(curves: Mapping[str, Curve], display: Display) -> list[Block]:
+    """A small chart of each further metric."""
+    main = {name for names in PANELS.values() for name in names}
+    names = [name for name in display.ordered(curves) if name not in main]
+    if not names:
+        return []
+    chart = run_chart("", {name: {name: curves[name]} for name in names})
+    return [More(f"{len(names)} more metrics", chart)]
 
 
 def _what(run: Run) -> list[Block]:
@@ -148,12 +153,21 @@ def _what(run: Run) -> list[Block]:
     return [Heading("What was run"), Grid(["", ""], rows)]
 
 
+def _costs(run: Run, display: Display) -> list[Block]:
+    costs = run.summary.get("efficiency") or {}
+    rows = [
+        [name, f"{display[name].text(costs[name])} {display[name].unit}".rstrip()]
+        for name in display.ordered(costs)
+    ]
+    return [Heading("What it cost"), Grid(["", ""], rows)] if rows else []
+
+
 def _results(run: Run, curves: Mapping[str, Curve], display: Display) -> list[Block]:
     rows = []
     for which, test in (run.summary.get("test") or {}).items():
-        half = NORMAL_95 * test["return_std"] / max(test["episodes"] - 1, 1) ** 0.5
         mean = test["return_mean"]
-        value = f"{mean:,.1f} [{mean - half:,.1f}, {mean + half:,.1f}]"
+        low, high = normal_interval(mean, test["return_std"], test["episodes"])
+        value = f"{mean:,.1f} [{low:,.1f}, {high:,.1f}]"
         note = f"95 % interval over {test['episodes']} unseen episodes, of this one seed"
         rows.append([f"test return of the {which} policy", value, note])
     if (optimum := run.summary.get("optimum")) is not None:
@@ -224,17 +238,45 @@ def _settings(run: Run) -> list[Block]:
 
 
 def _alerts(run: Run) -> list[Block]:
-    """What the run warned of, and what it had to skip or go back for."""
+    """What monitors saw, what the run warned of, and what it had to skip or go back for."""
+    files = run.directory.alerts_file, run.directory.timing_alerts_file
+    seen = sorted(
+        (each for file in files for each in read_alerts(file)), key=lambda each: each.step
+    )
+    rows = [[f"{each.step:,}", each.monitor, each.message, each.tip] for each in seen]
     lines = _warnings(run.directory.log_file)
     skipped = run.summary.get("skipped") or {}
     lines += [f"{hook}: {count} calls skipped for a bad number" for hook, count in skipped.items()]
     lines += [f"went back: {each}" for each in run.summary.get("rollbacks") or []]
     if run.summary.get("error"):
         lines.append(str(run.summary["error"]))
-    if not lines:
-        return [Heading("Alerts"), Paragraph("None.")]
-    more = [f"… and {len(lines) - SHOWN_ALERTS} more"] if len(lines) > SHOWN_ALERTS else []
-    return [Heading("Alerts"), Items([*lines[:SHOWN_ALERTS], *more])]
+    blocks: list[Block] = [Heading("Alerts")]
+    if rows:
+        blocks.append(Grid(["step", "monitor", "what", "try"], rows[:SHOWN_ALERTS]))
+    if lines:
+        more = [f"… and {len(lines) - SHOWN_ALERTS} more"] if len(lines) > SHOWN_ALERTS else []
+        blocks.append(Items([*lines[:SHOWN_ALERTS], *more]))
+    return blocks if len(blocks) > 1 else [*blocks, Paragraph("None.")]
+
+
+def _debug(run: Run) -> list[Block]:
+    """The closer look of `--debug`, as it was at the last update; none without it."""
+    logs = run.directory.log_file.parent
+    *_, last = [{}, *iterate_metrics(logs / WEIGHTS)]
+    rows: dict[str, dict[str, float]] = {}
+    for name, value in last.items():
+        if name.startswith("debug/"):
+            subject, _, what = name.removeprefix("debug/").rpartition("/")
+            rows.setdefault(subject, {})[what] = value
+    if not rows:
+        return []
+    columns = list(dict.fromkeys(what for row in rows.values() for what in row))
+    cells = [
+        [name, *(f"{row[what]:.3g}" if what in row else "" for what in columns)]
+        for name, row in rows.items()
+    ]
+    files = [f"logs/{name}" for name in (WEIGHTS, PROFILE, TRACE) if (logs / name).exists()]
+    return [Heading("Debug"), Grid(["at the last update", *columns], cells), Items(files)]
 
 
 def _warnings(log_file: Path) -> list[str]:

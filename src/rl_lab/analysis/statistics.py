@@ -20,6 +20,7 @@ SAMPLES = 2_000  # of a bootstrap
 LEVEL = 0.95
 EXACT_PAIRS = 14  # up to here all 2^N signs are tried
 RANDOM_SIGNS = 20_000  # otherwise so many
+NORMAL_95 = 1.96  # standard errors of a 95 % interval
 
 
 def mean(values: Array) -> Array:
@@ -45,6 +46,12 @@ def optimality_gap(values: Array, target: float = 1.0) -> Array:
 def pooled(scores: Scores) -> Array:
     """The results of all tasks in one row."""
     return np.concatenate([np.asarray(each, dtype=np.float64) for each in scores])
+
+
+def normal_interval(mean: float, deviation: float, count: int) -> Interval:
+    """The 95 % interval of a mean over `count` episodes with this standard deviation."""
+    half = NORMAL_95 * deviation / max(count - 1, 1) ** 0.5
+    return mean - half, mean + half
 
 
 def interval(

@@ -46,7 +46,7 @@ def bench_update(
             if not algorithm.hooks:
                 raise UserError(f"{config.algorithm.name} has no update to measure")
             for hook in algorithm.hooks:
-                batch = _filled(algorithm, hook)
+                batch = filled(algorithm, hook)
                 name = f"{hook}, {MODES[mode]}"
                 tell(f"first call of {name}")
                 started = time.perf_counter()
@@ -68,7 +68,7 @@ def bench_update(
     )
 
 
-def _filled(algorithm: Algorithm, hook: str) -> Any:
+def filled(algorithm: Algorithm, hook: str) -> Any:
     """What the hook is given for one update, from real steps."""
     buffer = next(iter(algorithm.context.buffers.values()))
     for _ in range(FILL):

@@ -56,13 +56,11 @@ TotalTimesteps = Annotated[
 Seeds = Annotated[
     str | None, typer.Option("--seed", metavar="SEEDS", help="1, 1,2,3 or 1-3: one run for each")
 ]
-Run = Annotated[
-    str,
-    typer.Argument(
-        help="a run: @last, @best, @best:ENV, an id, a path of a run or of a checkpoint; "
-        "add :best, :last or :STEP"
-    ),
-]
+RUN_HELP = (
+    "a run: @last, @best, @best:ENV, an id, a path of a run or of a checkpoint; "
+    "add :best, :last or :STEP"
+)
+Run = Annotated[str, typer.Argument(help=RUN_HELP)]
 RunsDir = Annotated[
     Path, typer.Option("--runs-dir", envvar="RL_LAB_RUNS", help="the folder of all runs")
 ]

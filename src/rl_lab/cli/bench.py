@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rl_lab.cli.arguments import RUNS, Json, RunsDir, Trust
+from rl_lab.cli.bench_networks import networks
 from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings=SETTINGS,
 )
+
+app.command(name="networks", context_settings=SETTINGS)(networks)
 
 Output = Annotated[
     Path | None,

@@ -58,7 +58,9 @@ def compare(
     scale: Scale = None,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="draw curves and profiles: .svg, .html or .png"),
+        typer.Option(
+            "--plot", "--html", metavar="FILE", help="draw curves and profiles: .svg, .html or .png"
+        ),
     ] = None,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
@@ -155,7 +157,7 @@ def _draw(found: "Comparison", plot: Path, display: "Display") -> None:
     elif plot.suffix == ".svg":
         save(to_svg(chart), plot)
     else:
-        blocks = [Drawing("curves", "curves.svg", to_svg(chart)), *blocks_of(found, display)]
+        blocks = [Drawing("curves", "curves.svg", chart), *blocks_of(found, display)]
         save(to_html(described(found), blocks), plot)
 
 

@@ -14,7 +14,7 @@ from rl_lab.core.errors import UserError
 
 COLUMNS = ["id", "name", "status", "env_steps", "best", "algorithm", "environment", "seed"]
 GROUP_COLUMNS = ["name", "seeds", "finished", "env_steps", "best", "last_return", "experiment"]
-SOMETIMES = ["tags", "group", "parent"]  # shown when a run has one
+SOMETIMES = ["tags", "group", "parent", "alerts"]  # shown when a run has one
 
 
 def list_runs(

@@ -20,13 +20,16 @@ from rl_lab.cli.arguments import SETTINGS
 from rl_lab.cli.cleanup import cleanup
 from rl_lab.cli.compare import compare
 from rl_lab.cli.config import config
+from rl_lab.cli.demo import demo
 from rl_lab.cli.envs import envs
 from rl_lab.cli.evaluate import evaluate
 from rl_lab.cli.export import export
+from rl_lab.cli.export_policy import export_policy
 from rl_lab.cli.imagine import imagine
 from rl_lab.cli.list_runs import list_runs
 from rl_lab.cli.play import play
 from rl_lab.cli.printing import prints_to_stderr
+from rl_lab.cli.publish import publish
 from rl_lab.cli.record import record
 from rl_lab.cli.replay_crash import replay_crash
 from rl_lab.cli.report import report
@@ -37,6 +40,7 @@ from rl_lab.cli.tag import tag
 from rl_lab.cli.train import train
 from rl_lab.cli.ui import ui
 from rl_lab.cli.verify import verify
+from rl_lab.cli.wandb_dashboard import wandb_dashboard
 from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
@@ -46,6 +50,7 @@ MAKE_ROOM = "make room, or choose another folder with --runs-dir"
 # The commands as `rl-lab --help` lists them; an app has subcommands.
 GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
     "Train": {
+        "demo": demo,
         "train": train,
         "sweep": sweep,
         "config": config,
@@ -63,6 +68,11 @@ GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
         "report": report,
         "compare": compare,
         "export": export,
+    },
+    "Publish": {
+        "publish": publish,
+        "export-policy": export_policy,
+        "wandb-dashboard": wandb_dashboard,
     },
     "Keep runs in order": {
         "tag": tag,

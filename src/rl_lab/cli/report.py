@@ -8,6 +8,7 @@ from zlib import crc32
 import typer
 
 from rl_lab.cli.arguments import RUNS, Json, RunsDir
+from rl_lab.cli.browser import open_page
 from rl_lab.cli.compare import Filters, Group, Runs, listed
 from rl_lab.cli.printing import say, say_json, warn
 from rl_lab.core.errors import UserError
@@ -23,6 +24,7 @@ def report(
             "--output", "-o", metavar="DIR", help="of a group's report; one run has its own"
         ),
     ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
     runs_dir: RunsDir = RUNS,
     as_json: Json = False,
 ) -> int:
@@ -48,9 +50,11 @@ def report(
         raise UserError(f"cannot write the report: {error.strerror}: {error.filename}") from error
     if as_json:
         say_json([str(file) for file in files])
-        return 0
-    for file in files:
-        say(str(file))
+    else:
+        for file in files:
+            say(str(file))
+    if open_it:
+        open_page(next(file for file in files if file.suffix == ".html"))
     return 0
 
 

@@ -62,19 +62,7 @@ class Request:
         """The seeds asked for; None stands for the configured one."""
         if self.seed is None:
             return [None]
-        seeds: list[int | None] = []
-        for part in self.seed.split(","):
-            span = re.fullmatch(r"(\d+)-(\d+)", part.strip())
-            first, last = (int(span[1]), int(span[2])) if span else (0, 0)
-            if span and first <= last < first + MOST_SEEDS:
-                seeds += range(first, last + 1)
-            elif re.fullmatch(r"[+-]?\d{1,20}", part.strip()):
-                seeds.append(int(part))
-            else:
-                raise UserError(f"--seed: write 1, 1,2,3 or 1-3, got '{self.seed}'")
-        if len(set(seeds)) < len(seeds):
-            raise UserError(f"--seed: '{self.seed}' names a seed twice")
-        return seeds
+        return list(read_seeds(self.seed))
 
     def again(self, seed: int, *, fork: str | None = None) -> list[str]:
         """The words that ask for the same with this seed; `fork` instead of the run named here."""
@@ -116,3 +104,20 @@ def is_override(word: str) -> bool:
 def key_of(word: str) -> str:
     """The key of `+key=value`; empty for an experiment's name."""
     return word.partition("=")[0].lstrip("+~") if is_override(word) else ""
+
+
+def read_seeds(text: str) -> list[int]:
+    """`1`, `1,2,3` or `1-3` as different numbers."""
+    seeds: list[int] = []
+    for part in text.split(","):
+        span = re.fullmatch(r"(\d+)-(\d+)", part.strip())
+        first, last = (int(span[1]), int(span[2])) if span else (0, 0)
+        if span and first <= last < first + MOST_SEEDS:
+            seeds += range(first, last + 1)
+        elif re.fullmatch(r"[+-]?\d{1,20}", part.strip()):
+            seeds.append(int(part))
+        else:
+            raise UserError(f"--seed: write 1, 1,2,3 or 1-3, got '{text}'")
+    if len(set(seeds)) < len(seeds):
+        raise UserError(f"--seed: '{text}' names a seed twice")
+    return seeds

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 FROM_SUMMARY = (
     *("env_steps", "total_timesteps", "updates", "episodes", "best", "best_step", "last_return"),
     *("test", "wall_time", "resumes", "snapshot_level", "resume_exact", "error"),
-    *("lost_workers", "parameters", "efficiency", "parent", "cleaned"),
+    *("lost_workers", "parameters", "efficiency", "parent", "cleaned", "alerts"),
 )
 
 
@@ -59,6 +59,8 @@ def show(run: Run = "@last", runs_dir: RunsDir = RUNS, as_json: Json = False) ->
     if facts["code_change"]:
         lines["code"] = facts["code_change"]
     say(pairs(lines))
+    if alerts := _alerts(facts["path"]):
+        say("\nalerts\n" + table(alerts, ["step", "monitor", "message", "tip"]))
     if facts["checkpoints"]:
         say("\n" + table(facts["checkpoints"], ["step", "score"]))
     if costs := facts["efficiency"]:
@@ -99,6 +101,16 @@ def gather(reference: str, runs_dir: Path, display: "Display") -> dict[str, Any]
         "best_metrics": best,
         "config": config,
     }
+
+
+def _alerts(path: str) -> list[dict[str, Any]]:
+    """What the monitors of a run have said."""
+    from rl_lab.records.alerts import read_alerts
+    from rl_lab.records.run_directory import RunDirectory
+
+    run = RunDirectory(Path(path))
+    found = [*read_alerts(run.alerts_file), *read_alerts(run.timing_alerts_file)]
+    return [each.to_tree() for each in sorted(found, key=lambda each: each.step)]
 
 
 def counted(parameters: Mapping[str, int] | None) -> str | None:

@@ -92,7 +92,7 @@ def _preview(asked: "Sweep", as_json: bool) -> int:
 def _run(asked: "Sweep", runs_dir: Path, as_json: bool) -> int:
     from rl_lab.cli.printing import say, say_json, table, warn
     from rl_lab.display.live_table import LiveTable
-    from rl_lab.tuning.driver import run_sweep, show, sweep_folder
+    from rl_lab.tuning.driver import run_sweep, show
     from rl_lab.tuning.progress import Watcher
     from rl_lab.tuning.report import write_report
 
@@ -101,7 +101,7 @@ def _run(asked: "Sweep", runs_dir: Path, as_json: bool) -> int:
             driver, complete = run_sweep(asked, runs_dir, live.say, Watcher(live))
         else:
             driver, complete = run_sweep(asked, runs_dir, warn if as_json else say)
-    folder = sweep_folder(asked, runs_dir)
+    folder = asked.folder(runs_dir)
     facts = write_report(asked, driver.tuner, folder) | {"complete": complete}
     if as_json:
         say_json(facts)

@@ -32,6 +32,7 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.failure import defined_at
+from rl_lab.core.flops import FlopCount
 from rl_lab.core.protocols import Act, MakePolicy, Policy, VectorEnv
 from rl_lab.core.spec import Box, Dict, MultiDiscrete, Space
 from rl_lab.core.state import Tree
@@ -48,11 +49,17 @@ class Stopwatch:
         self.is_cuda = device.startswith("cuda")
         self.seconds = 0.0
         self.measured = 0
+        self.flops = 0  # of one decision for all environments, in torch
         self._decisions = 0
 
     def decide(self, act: Act, obs: Obs, state: Any) -> Action:
         """What `act` samples; one of `SAMPLE_EVERY` decisions is measured, a run's first is not."""
         self._decisions += 1
+        if not self.flops and self._decisions % SAMPLE_EVERY == 1:
+            with FlopCount() as count:
+                action = act(obs, state, deterministic=False)
+            self.flops = count.total
+            return action
         if self._decisions % SAMPLE_EVERY:
             return act(obs, state, deterministic=False)
         if self.is_cuda:  # a GPU computes on while Python goes on: its work counts too

@@ -18,6 +18,34 @@ def nothing() -> None:
     """Do nothing."""
 
 
+@dataclass(frozen=True)
+class Moment:
+    """An episode that is being played: what is seen, what it paid, and whether it is over."""
+
+    obs: Any = None
+    reward: float = 0.0  # of the last step
+    total: float = 0.0
+    length: int = 0
+    terminated: bool = False
+    over: bool = False
+
+
+def episode(
+    env: Any, act: Callable[[Any], Any], seed: int, *, max_steps: int | None = None
+) -> Iterator[Moment]:
+    """An episode of a single environment of Gymnasium's kind: its begin, and every step of it."""
+    obs, _ = env.reset(seed=seed)
+    now = Moment(obs)
+    yield now
+    while not now.over:
+        obs, reward, terminated, truncated, _ = env.step(act(obs))
+        length = now.length + 1
+        over = bool(terminated or truncated or length == max_steps)
+        paid = float(reward)
+        now = Moment(obs, paid, now.total + paid, length, bool(terminated), over)
+        yield now
+
+
 def play(
     env: Any,
     act: Callable[[Any], Any],
@@ -26,26 +54,18 @@ def play(
     max_steps: int | None = None,
     begin: Callable[[], None] = nothing,
     show: Callable[[], None] = nothing,
-    stepped: Callable[[Any, float], None] = lambda obs, reward: None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[Played]:
     """One episode for each seed, in a single environment of Gymnasium's kind.
 
     `begin` is called before every episode, `show` at every frame of it: the first one, and the one
-    after each step; `stepped` after each step, with what it brought. `interrupted` is called before
-    every step; it ends the iterator.
+    after each step. `interrupted` is called before every step; it ends the iterator.
     """
     for seed in seeds:
         begin()
-        obs, _ = env.reset(seed=seed)
-        show()
-        total, length, terminated, over = 0.0, 0, False, False
-        while not over:
-            if interrupted():
-                return
-            obs, reward, terminated, truncated, _ = env.step(act(obs))
-            total, length = total + float(reward), length + 1
-            over = terminated or truncated or length == max_steps
-            stepped(obs, float(reward))
+        now = Moment()
+        for now in episode(env, act, seed, max_steps=max_steps):
             show()
-        yield Played(total, length, bool(terminated))
+            if not now.over and interrupted():
+                return
+        yield Played(now.total, now.length, now.terminated)

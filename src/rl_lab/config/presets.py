@@ -24,6 +24,7 @@ WRAPPERS = "environment.wrappers"
 EXAMPLES = Path("examples")  # of a source checkout
 SOLVER_CONFIGS = "config"  # the folder of configs of a solver whose files are read too
 DEFAULT_ALGORITHM = "ppo"
+DEFAULTS = "_defaults"  # behind an algorithm: with its defaults, even where there is a preset
 
 
 class Addition(NamedTuple):
@@ -99,7 +100,7 @@ def names_algorithm(spec: str) -> bool:
     variant = split_spec(spec)[1]
     folders = search_folders()
     return variant is not None and (
-        _split_variant(variant)[0] is not None
+        _split_variant(variant.removesuffix(DEFAULTS))[0] is not None
         or _split_addition(variant) is not None
         or find_preset(spec, folders) is not None
         or variant_of(spec, folders) is not None
@@ -194,7 +195,7 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
     if variant is None:
         tree["algorithm"] = {"name": DEFAULT_ALGORITHM}
         return tree, f"no algorithm named: {DEFAULT_ALGORITHM} with its defaults on {environment}"
-    algorithm, suffix = _split_variant(variant)
+    algorithm, suffix = _split_variant(variant.removesuffix(DEFAULTS))
     if algorithm is None:
         presets = _presets_in(folders)
         here = [each for each in presets if each.startswith(f"{environment}:")]
@@ -212,7 +213,8 @@ def without_preset(spec: str, folders: Sequence[Path]) -> tuple[dict[str, Any], 
         config: Any = config_class(catalog.algorithm_class(algorithm))
         tree["algorithm"] |= config.named_size(suffix, environment)
         words += f", and size {suffix} with what its authors learned it with,"
-    return tree, f"no preset {spec}: {words} on {environment}"
+    why = "" if variant.endswith(DEFAULTS) else f"no preset {spec}: "
+    return tree, f"{why}{words} on {environment}"
 
 
 def _split_variant(variant: str) -> tuple[str | None, str | None]:

@@ -20,6 +20,7 @@ REWARD = "reward"
 TERMINATED = "terminated"  # the task ended: no future
 TRUNCATED = "truncated"  # the clock ended: the future exists but was not played
 NEXT_OBS = "next_obs"  # where the step really ended, never a reset frame
+PROBABILITIES = "probabilities"  # of all actions of a discrete space, from `Algorithm.greedy`
 LOG_PROB = "log_prob"  # of ACTION under the policy that acted
 STATE = "state"  # memory state before the first row, [N, ...] leaves
 RESET = "reset"  # True where OBS is the first frame of an episode

@@ -60,6 +60,10 @@ class Categorical:
         """The first of the most likely ones."""
         return self.log_probs.argmax(-1)
 
+    def probabilities(self) -> Tensor:
+        """[..., n]"""
+        return self.log_probs.exp()
+
     def log_prob(self, action: Tensor) -> Tensor:
         """[...]"""
         return self.log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1)
@@ -91,6 +95,10 @@ class MultiCategorical:
     def mode(self) -> Tensor:
         """[..., len(nvec)]"""
         return torch.stack([part.mode() for part in self._parts()], -1)
+
+    def probabilities(self) -> Tensor:
+        """[..., sum(nvec)], side by side."""
+        return torch.cat([part.probabilities() for part in self._parts()], -1)
 
     def log_prob(self, action: Tensor) -> Tensor:
         """[...]"""

@@ -20,6 +20,7 @@ from torch.func import functional_call, grad_and_value
 
 from rl_lab.core.compiled import Compiled
 from rl_lab.core.errors import NonFiniteError
+from rl_lab.core.flops import FlopCount
 from rl_lab.core.optim import (
     AdamState,
     OptimizerConfig,
@@ -142,6 +143,7 @@ class Learner:
         self._compiled = Compiled(self._pure_step, "the update") if compile else None
         self._descent = Compiled(self._pure_descent, "a step") if compile else None
         self._groups = self._rate_groups(rate_patterns or {})
+        self.flops: int | None = None  # of a gradient step, counted at the first one, not compiled
         self.inspected = False  # keep the last gradient, and name the bad ones (slower)
         self.last_gradient: Tensor | None = None
         self._bad_gradients: list[str] = []
@@ -193,7 +195,12 @@ class Learner:
             flat = torch.cat([each.reshape(-1) for each in gradients])
             return Gradient(flat, loss.detach(), metrics, aux)
 
-        found = accumulated(gradient_of, arguments, self.config.accumulate)
+        if self.flops is None:
+            with FlopCount() as count:
+                found = accumulated(gradient_of, arguments, self.config.accumulate)
+            self.flops = count.total
+        else:
+            found = accumulated(gradient_of, arguments, self.config.accumulate)
         return self._take(*self._apply(self.state, found, rate, max_norm))
 
     def _pure_step(

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 from rl_lab.core.options import Options, option, section, variant, variants
 
 VERSION = 1
+HIDDEN = "<redacted>"  # stands for a secret in what is written down
 Activation = Literal["tanh", "relu", "elu", "gelu", "silu"]
 
 # ----------------------------------------------------------- what chosen blocks promise
@@ -277,6 +278,74 @@ class WandbConfig(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MonitorConfig(Options):
+    """What one monitor watches, when it fires, and what to try then. All its conditions must hold.
+
+    A condition is judged on the mean of the last `rows` values of the metric.
+    """
+
+    metric: str = option("", "full name, with * for every metric of a kind", not_empty=True)
+    above: float | None = option(None, "fires above this")
+    below: float | None = option(None, "fires below this")
+    of: str | None = option(
+        None, "above and below are multiples of the largest size of this metric so far, 1 at least"
+    )
+    absolute: bool = option(False, "judge the size, whatever the sign")
+    jumps: float | None = option(None, "fires at this many times its usual size", above=1)
+    drops: float | None = option(None, "fires at its usual size divided by this", above=1)
+    collapses: float | None = option(
+        None, "fires when this share of all that it gained is lost again", above=0, high=1
+    )
+    stalls: float | None = option(
+        None, "fires if it has gained nothing after this share of the run", above=0, high=1
+    )
+    better: Literal["higher", "lower"] = option("higher", "what a gain is")
+    rows: int = option(5, "rows of metrics whose mean is judged", low=1)
+    after: float = option(0.0, "silent before this share of the run", low=0, below=1)
+    until: float = option(1.0, "silent after this share of the run", above=0, high=1)
+    algorithms: list[str] = option([], "only of these algorithms, with *; empty: all")
+    actions: Literal["any", "discrete", "continuous"] = option("any", "only with such actions")
+    policy: Literal["warn", "stop"] | None = option(None, "if another than logging.alerts.policy")
+    tip: str = option("", "what to try")
+
+    def __post_init__(self) -> None:
+        """A monitor needs a condition."""
+        super().__post_init__()
+        conditions = ("above", "below", "jumps", "drops", "collapses", "stalls")
+        if all(getattr(self, name) is None for name in conditions):
+            raise ValueError(f"it never fires: give it one of {', '.join(conditions)}")
+        if self.of is not None and self.above is None and self.below is None:
+            raise ValueError("of needs above or below")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertsConfig(Options):
+    """Warnings about metrics that look wrong: see docs/monitoring.md."""
+
+    policy: Literal["warn", "stop", "ignore"] = option(
+        "warn", "what an alert does: warn; save and stop the run, too; ignore: nothing is watched"
+    )
+    ignore: list[str] = option([], "monitors that stay silent, with *")
+    webhook: str | None = option(
+        None,
+        "URL to which alerts are posted as JSON; never saved: a resumed run takes it from the "
+        "variable RL_LAB_WEBHOOK, which works for a new run, too",
+    )
+    max_hours: float | None = option(
+        None, "an alert if the run is expected to take longer than this", above=0
+    )
+    monitors: dict[str, MonitorConfig] = option(
+        {}, "monitors of your own, or built-in ones declared again, by name"
+    )
+
+    def __post_init__(self) -> None:
+        """A webhook is reached by HTTP."""
+        super().__post_init__()
+        if self.webhook and not self.webhook.startswith(("http://", "https://", HIDDEN)):
+            raise ValueError("webhook must begin with https:// or http://")
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoggingConfig(Options):
     """Where metrics are shown besides metrics.jsonl. Nothing here changes the run."""
 
@@ -285,8 +354,12 @@ class LoggingConfig(Options):
     terminal: bool = option(True, "show progress in the terminal")
     tensorboard: bool = option(True, "write TensorBoard events")
     pictures: bool = option(True, "after evaluations, draw what the algorithm has to show, if any")
+    video_every: int = option(
+        0, "record an episode as a video at each n-th evaluation; 0: none", low=0
+    )
     report: bool = option(True, "when the run ends, write report.md and report.html about it")
     wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
+    alerts: AlertsConfig = section(AlertsConfig, "warnings about metrics that look wrong")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,7 @@
-"""How metrics are shown: precision, order, highlight, unit. One YAML says it for every reader."""
+"""How metrics are shown: precision, order, highlight, unit. One YAML says it for every reader.
+
+Its block `monitors` is about what is wrong, not about how it looks: see `monitoring/catalog.py`.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ Better = Literal["higher", "lower"]
 
 BUILT_IN = Path(__file__).parents[1] / "configs" / "metrics.yaml"
 OWN = Path("configs") / "metrics.yaml"  # of the user, in the folder where the command is typed
+MONITORS = "monitors"  # the one key that is no metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +82,9 @@ def load_display(files: Sequence[Path] | None = None) -> Display:
     styles: dict[str, MetricStyle] = {}
     for file in [BUILT_IN, OWN] if files is None else files:
         merged = {}
-        for key, block in _read(file, checker.problems).items():
+        for key, block in read_metrics_yaml(file, checker.problems).items():
+            if key == MONITORS:
+                continue
             before = vars(styles[key]) if key in styles else {}
             whole = {**before, **block} if isinstance(block, dict) else block
             merged[key] = checker.block(MetricStyle, whole, f"{file}: {key}")
@@ -87,7 +93,8 @@ def load_display(files: Sequence[Path] | None = None) -> Display:
     return Display(styles)
 
 
-def _read(file: Path, problems: list[str]) -> dict[str, Any]:
+def read_metrics_yaml(file: Path, problems: list[str]) -> dict[str, Any]:
+    """The blocks of a metrics.yaml, not checked yet; none if there is no file."""
     import yaml  # type: ignore[import-untyped, unused-ignore]
 
     try:

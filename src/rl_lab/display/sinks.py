@@ -12,6 +12,7 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any
 
 from rl_lab.core.errors import UserError
+from rl_lab.records.alerts import Alert
 from rl_lab.records.files import own_file
 from rl_lab.records.metrics import STEP, iterate_metrics
 
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
     from rl_lab.core.picture import Picture
 
 
+ALERT = "ALERT"  # how a line about an alert begins
+LOUD = ("WARNING", ALERT)  # lines that are shown where all else is quiet
 FLUSH_SECONDS = 1.0  # between two moments at which TensorBoard's file is brought up to date
 
 
 class Sink:
     """One place that shows a run. By itself it shows nothing: override what it can show."""
+
+    watched = False  # a human sits before it, and may press keys
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
         """Show one row of metrics."""
@@ -31,8 +36,14 @@ class Sink:
     def draw(self, step: int, pictures: Mapping[str, "Picture"]) -> None:
         """Show pictures of the algorithm, by name."""
 
+    def film(self, step: int, file: Path) -> None:
+        """Show a video of the policy."""
+
     def say(self, message: str) -> None:
         """Show a message to a human, where there is one."""
+
+    def alert(self, alert: Alert) -> None:
+        """Pass on that a monitor has fired; what `say` shows has it already."""
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Show how the run ended, as summary.json has it."""
@@ -75,6 +86,15 @@ class Sinks:
         """Show pictures everywhere."""
         self._each(lambda sink: sink.draw(step, pictures))
 
+    def film(self, step: int, file: Path) -> None:
+        """Show a video everywhere."""
+        self._each(lambda sink: sink.film(step, file))
+
+    @property
+    def watched(self) -> bool:
+        """Whether a human sits before one of them."""
+        return any(sink.watched for sink in self.sinks)
+
     def say(self, message: str) -> None:
         """Tell the human, and put a line with the time into the log file."""
         self._log(message)
@@ -85,6 +105,11 @@ class Sinks:
     def warn(self, message: str) -> None:
         """Say that something is wrong: also shown where all else is quiet."""
         self.say(f"WARNING: {message}")
+
+    def alert(self, alert: Alert) -> None:
+        """A monitor has fired: a line for the human, and whatever else the sinks do about it."""
+        self.say(f"{ALERT} {alert.text}")
+        self._each(lambda sink: sink.alert(alert))
 
     def log(self, message: str) -> None:
         """Put a message with the time into the log file, and nowhere else."""
@@ -153,6 +178,21 @@ class TensorBoardSink(Sink):
         if time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self._file.flush()
             self._flushed = time.monotonic()
+
+    def film(self, step: int, file: Path) -> None:
+        """A moving picture beside the scalars: TensorBoard shows GIFs, and no MP4."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        from rl_lab.display.video import as_gif
+
+        if self._file is None:
+            self._file = self._open()
+        data, width, height = as_gif(file)
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
+        tag = file.stem.rpartition("-")[0] or file.stem
+        _write_event(
+            self._file, step=step, summary=Summary(value=[Summary.Value(tag=tag, image=image)])
+        )
 
     def close(self) -> None:
         """Close the event file."""

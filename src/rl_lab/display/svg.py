@@ -14,10 +14,14 @@ CHARACTER, BOLD = 0.56, 0.68  # width of an average character, of the font size
 UNITS = ((1e9, "B", 1e9), (1e6, "M", 1e6), (1e4, "k", 1e3))  # from where on, sign, size
 
 
+def plain(text: str) -> str:
+    """Text in one line, without what XML forbids or what steers a line."""
+    return " ".join(visible(text.replace("\ufffe", "?").replace("\uffff", "?")).split())
+
+
 def escaped(text: str) -> str:
     """Text that is no markup, and nothing that XML forbids."""
-    shown = visible(text.replace("\ufffe", "?").replace("\uffff", "?"))
-    return html.escape(" ".join(shown.split()))
+    return html.escape(plain(text))
 
 
 def element(name: str, content: str = "", **attributes: object) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rl_lab.display.metric_style import Display, load_display
-from rl_lab.display.sinks import Sink
+from rl_lab.display.sinks import LOUD, Sink
 from rl_lab.records.formatting import format_duration, format_number, sparkline, visible
 
 if TYPE_CHECKING:
@@ -74,6 +74,11 @@ class TerminalView(Sink):
         self._started = now()
         self._origin = self._latest = self._printed = (start_step, self._started)
 
+    @property
+    def watched(self) -> bool:  # type: ignore[override]
+        """Whether this is a live terminal."""
+        return self.live_display
+
     def show(self) -> None:
         """Show the progress bar, or the title line. The first row does it by itself."""
         if self._shown or self._over.is_set():
@@ -108,7 +113,7 @@ class TerminalView(Sink):
 
     def say(self, message: str) -> None:
         """Print above the live table, or as it is."""
-        self._print(message, style="yellow" if message.startswith("WARNING") else "")
+        self._print(message, style="yellow" if message.startswith(LOUD) else "")
 
     def close(self) -> None:
         """Leave the last state on the screen and give the terminal back."""

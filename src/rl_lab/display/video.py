@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,8 @@ SUFFIXES = (".mp4", ".gif")
 USUAL_FPS = 30.0  # of an environment that does not say how fast it is shown
 GIF_BYTES = 64 * 2**20  # of frames that a long GIF keeps in memory
 GIF_PIXELS = 400  # width and height of a long GIF, at most
+CAPTION = 18  # rows of pixels of a line of text
+MOVING_FPS = 15  # of a GIF that is made of a film
 GIF_FPS = 50  # a faster GIF is shown by many viewers at 10 frames per second
 
 
@@ -105,6 +108,50 @@ def whole_film(frames: Iterable[Array], suffix: str, fps: float) -> bytes:
             encoder.add(frame)
         encoder.close()
         return file.read_bytes()
+
+
+def captioned(picture: Array, text: str) -> Array:
+    """A picture [H, W, 3] with a line of text above it."""
+    from PIL import Image, ImageDraw
+
+    strip = Image.new("RGB", (picture.shape[1], CAPTION))
+    ImageDraw.Draw(strip).text((4, 3), text.replace("·", "|"), fill=(255, 255, 255))
+    return np.concatenate([np.asarray(strip), picture])
+
+
+def as_gif(file: Path) -> tuple[bytes, int, int]:
+    """A film as the bytes of a GIF of at most 400 pixels, its width and its height."""
+    from PIL import Image
+
+    if file.suffix == ".gif":
+        data = file.read_bytes()
+        with Image.open(file) as image:
+            return data, *image.size
+    import imageio_ffmpeg
+
+    with TemporaryDirectory() as folder:
+        gif = Path(folder) / "film.gif"
+        small = f"scale='min({GIF_PIXELS},iw)':'min({GIF_PIXELS},ih)'"
+        shape = f"fps={MOVING_FPS},{small}:force_original_aspect_ratio=decrease"
+        command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file)]
+        subprocess.run([*command, "-vf", shape, "-threads", "1", str(gif)], check=True)
+        return as_gif(gif)
+
+
+def picture_of(rendered: object, id: str) -> Array:
+    """What `render` returned as [H, W, 3] bytes; gray becomes color, transparency goes."""
+    picture = np.asarray(rendered)
+    if picture.dtype != np.uint8 or picture.ndim not in (2, 3):
+        raise UserError(f"'{id}' cannot be recorded: its render() gives {_described(rendered)}")
+    if picture.ndim == 2:
+        picture = picture[..., None]
+    return np.repeat(picture, 3, 2) if picture.shape[2] == 1 else picture[..., :3]
+
+
+def _described(rendered: object) -> str:
+    if isinstance(rendered, np.ndarray):
+        return f"{rendered.dtype} of the shape {rendered.shape}, no picture"
+    return f"a {type(rendered).__name__}, no picture"
 
 
 def _is_installed(suffix: str) -> bool:

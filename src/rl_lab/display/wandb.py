@@ -22,6 +22,7 @@ from urllib.parse import urlparse
 
 from rl_lab.core.errors import UserError
 from rl_lab.display.sinks import Sink
+from rl_lab.records.alerts import Alert
 from rl_lab.records.metrics import plain
 
 INSTALL = "wandb is not installed: pip install 'rl-lab[wandb]'"
@@ -89,6 +90,16 @@ class WandbSink(Sink):
         self._listen()
         if not self.ready and time.monotonic() > self._deadline:
             raise self._failed(SILENT)
+
+    def film(self, step: int, file: Path) -> None:
+        """The video, by its name: the process reads the file."""
+        self._put(
+            {"video": {"step": step, "file": str(file), "name": file.stem.rpartition("-")[0]}}
+        )
+
+    def alert(self, alert: Alert) -> None:
+        """An alert there, which W&B sends on by mail or Slack as its user has chosen."""
+        self._put({"alert": {"title": alert.monitor, "text": alert.text}}, always=True)
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """How the run stands at its end."""

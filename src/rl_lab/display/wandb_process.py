@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import IO, Any
 
 from rl_lab.display.wandb import INSTALL, ORPHAN_SECONDS, STEP_AXIS
@@ -25,6 +26,10 @@ def serve(rows: IO[str], answers: int) -> int:
             message = json.loads(line)
             if "row" in message:
                 run.log(message["row"])
+            elif "video" in message:
+                _log_video(run, **message["video"])
+            elif "alert" in message:
+                run.alert(**message["alert"], level="WARN")
             else:
                 run.summary.update(message["summary"])
                 code = 0 if message["summary"].get("status") == "finished" else 1
@@ -51,6 +56,13 @@ def _open(options: dict[str, Any]) -> Any:
     run.define_metric(STEP_AXIS)
     run.define_metric("*", step_metric=STEP_AXIS)
     return run
+
+
+def _log_video(run: Any, *, step: int, file: str, name: str) -> None:
+    import wandb
+
+    kind: Any = Path(file).suffix[1:]  # "mp4" or "gif"
+    run.log({STEP_AXIS: step, f"videos/{name}": wandb.Video(file, format=kind)})
 
 
 def leave_with(trainer: int) -> None:

@@ -61,6 +61,8 @@ class MissionTokens(gym.ObservationWrapper[Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any], length: int | None = None) -> None:
         super().__init__(env)
+        if length is not None and (not isinstance(length, int) or length < 1):
+            raise UserError(f"mission_words must be a whole number from 1 on, got {length!r}")
         space: Any = env.observation_space
         self.length = length or _longest(space["mission"])
         tokens = spaces.MultiDiscrete([VOCABULARY] * self.length)

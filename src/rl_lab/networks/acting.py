@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.core.batch import LOG_PROB, Action, Metrics, Obs
+from rl_lab.core.batch import LOG_PROB, PROBABILITIES, Action, Metrics, Obs
+from rl_lab.core.distributions import Categorical, MultiCategorical
 from rl_lab.core.protocols import Policy
 from rl_lab.core.seeding import Streams
 from rl_lab.core.spec import Box
@@ -42,6 +43,15 @@ class ActingPolicy:
             policy, state = self.model.policy_step(obs, state)
             sampled = policy.mode() if deterministic else policy.sample(self.rng)
             return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
+
+    def greedy(self, obs: Any, state: Any) -> Action:
+        """The mode, by operations on tensors alone: it can be traced."""
+        policy, state = self.model.policy_step(obs, state)
+        mode = policy.mode()
+        extras = {LOG_PROB: policy.log_prob(mode)}
+        if isinstance(policy, Categorical | MultiCategorical):
+            extras[PROBABILITIES] = policy.probabilities()
+        return Action(mode, state, extras)
 
     def pure(self, num_envs: int) -> Policy | None:
         """The same as a pure function, for rollouts that are compiled whole; None with a memory."""

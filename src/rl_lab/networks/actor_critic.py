@@ -24,6 +24,7 @@ from rl_lab.core.tree import picked
 from rl_lab.networks.cnn import is_image
 from rl_lab.networks.encoder import make_encoder
 from rl_lab.networks.memory.episodes import with_last_frames
+from rl_lab.networks.memory.recurrent import sequences
 from rl_lab.networks.mlp import as_vector, linear, mlp, vector_size
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
@@ -44,11 +45,6 @@ class Torso(nn.Module):
         """One time step [N, …]."""
         features, state = self.memory.step(self.encoder(obs), state)
         return features, state
-
-    def sequence(self, obs: Obs, state: dict[str, Tensor], resets: Tensor | None) -> Tensor:
-        """[T, N, …] with resets inside."""
-        features: Tensor = self.memory.sequence(self.encoder(obs), state, resets)[0]
-        return features
 
 
 class PolicyHead(nn.Module):
@@ -138,7 +134,8 @@ class ActorCritic(nn.Module):
     def look(self, obs: Obs, state: State) -> tuple[Distribution, Tensor]:
         """The distribution and the value of one time step [N, …]; memories stay as they are."""
         if not self.has_memory:
-            return self(obs, state, None)
+            policy, value, _ = self(obs, state, None)
+            return policy, value
         mask, obs = self._mask(obs), self.normalizer(obs)
         features = {role: torso.step(obs, state[role])[0] for role, torso in self.torsos.items()}
         policy = self.actor(features[self.actor_torso], mask)
@@ -160,29 +157,26 @@ class ActorCritic(nn.Module):
         self, weights: dict[str, Tensor], obs: Obs, noise: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The action that the random numbers choose. Everything it reads is an argument."""
-        policy, _ = functional_call(self, weights, (obs, self.initial_state(0), None))
+        policy, *_ = functional_call(self, weights, (obs, self.initial_state(0), None))
         action = policy.pick(noise)
         return action, {LOG_PROB: policy.log_prob(action)}
 
-    def forward(self, obs: Obs, state: State, resets: Tensor | None) -> tuple[Distribution, Tensor]:
-        """Distribution and value along sequences [T, N, …], or rows [B, …] without memory."""
-        policy, value, _ = self.evaluate(obs, state, resets)
-        return policy, value
-
-    def evaluate(
+    def forward(
         self, obs: Obs, state: State, resets: Tensor | None
     ) -> tuple[Distribution, Tensor, Tensor | None]:
-        """`forward`, and half the squared error of what the decoders make of the features.
+        """Distribution, value and reconstruction loss of sequences [T, N, …], or of rows [B, …].
 
-        None without decoders.
+        The loss is half the squared error of what the decoders make of the features; None without
+        decoders.
         """
         mask, obs = self._mask(obs), self.normalizer(obs)
-        features = {
-            role: torso.sequence(obs, state[role], resets)
-            if self.has_memory
-            else torso.encoder(obs)
-            for role, torso in self.torsos.items()
-        }
+        features = {role: torso.encoder(obs) for role, torso in self.torsos.items()}
+        if self.has_memory:
+            assert resets is not None, "sequences need to know where episodes begin"
+            memories = [torso.memory for torso in self.torsos.values()]
+            states = [state[role] for role in features]
+            found = sequences(memories, list(features.values()), states, resets)
+            features = {role: each for role, (each, _) in zip(features, found, strict=True)}
         policy = self.actor(features[self.actor_torso], mask)
         value = self._value(features[self.critic_torso])
         if not self.decoders:
@@ -219,7 +213,7 @@ class ActorCritic(nn.Module):
         else:
             log_probs, values = [], []
             for span in spans:
-                policy, part = self(picked(obs, span), state, None)
+                policy, part, _ = self(picked(obs, span), state, None)
                 log_probs.append(policy.log_prob(action[span]))
                 values.append(part)
             log_prob, value = torch.cat(log_probs), torch.cat(values)

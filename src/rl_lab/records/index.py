@@ -41,6 +41,7 @@ COLUMNS = {
     "parent": "TEXT",  # ID:STEP of the run that this one was forked from
     "tags": "JSON",  # a list
     "notes": "TEXT",
+    "alerts": "JSON",  # monitors that have fired, each once
     "metrics": "JSON",  # the last value of each metric, by name
     "stamp": "INTEGER",  # when the folder's list of names had last changed; not for readers
 }
@@ -51,7 +52,7 @@ BUSY_SECONDS = 30.0
 TAIL_BYTES = 32 * 1024  # of metrics.jsonl: several rows, so that rare metrics are among them
 _FROM_SUMMARY = (
     *("status", "env_steps", "best", "last_return", "created", "updated", "wall_time"),
-    "group",
+    *("group", "alerts"),
 )
 _log = logging.getLogger(__name__)
 

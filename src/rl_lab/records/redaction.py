@@ -1,14 +1,19 @@
-"""Takes secrets out of what is written down: command lines, variables, diffs."""
+"""Takes secrets out of what is written down, and places and names out of what is published."""
 
+import getpass
 import os
+import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
-HIDDEN = "<redacted>"
+from rl_lab.core.schema import HIDDEN
 
 # `num_tokens`, `monkey`, `key_dim` are no secrets; `hf_token`, `WANDB_API_KEY`, `db.password` are.
 _WORD = (
-    r"(?:token|secret|password|passwd|passphrase|credentials?"
+    r"(?:token|secret|webhook|password|passwd|passphrase|credentials?"
     r"|(?:api|access|private|secret|auth)[_-]?key|(?<![a-z0-9])key)"
 )
 _SECRET_NAME = re.compile(rf"[\w.+-]*{_WORD}", re.IGNORECASE)
@@ -28,6 +33,12 @@ _SHAPES = [
     re.compile(r"(?s)(?<=PRIVATE KEY-----)(?:(?!-----).)+(?=-----END)"),
     re.compile(r"(?<=://)[^/\s:@]{1,200}:[^/\s@]{1,200}(?=@)"),  # user:password@host
 ]
+
+PLACE, PERSON, MACHINE = "<path>", "<user>", "<host>"
+SHORTEST_NAME = 3  # a user or a host of fewer letters would take ordinary words out of the text
+_ABSOLUTE = re.compile(
+    r"(?<![\w.:/~-])(?:~[\w.-]*/|/(?=[^\s/]))[^\s'\",;:()<>]*|\b[A-Za-z]:\\[^\s'\",;]*"
+)
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
@@ -64,6 +75,43 @@ def redact_variables(variables: Mapping[str, str], names: Iterable[str]) -> dict
         for name in names
         if name in variables
     }
+
+
+def anonymous(tree: Any) -> Any:
+    """Plain data without secrets, absolute paths, this user's name and this machine's name."""
+    return _replaced(tree, lambda text: _without_names(_without_places(redact(text))))
+
+
+def without_places(tree: Any) -> Any:
+    """Plain data without secrets and absolute paths; names stay: a user may be called adam."""
+    return _replaced(tree, lambda text: _without_places(redact(text)))
+
+
+def _replaced(tree: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(tree, Mapping):
+        return {str(key): _replaced(each, change) for key, each in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_replaced(each, change) for each in tree]
+    return change(tree) if isinstance(tree, str) else tree
+
+
+def _without_places(text: str) -> str:
+    home = str(Path("~").expanduser())
+    text = _ABSOLUTE.sub(PLACE, text.replace(home, PLACE) if len(home) > 1 else text)
+    return re.sub(rf"{re.escape(PLACE)}[^\s'\",;:()<>]*", PLACE, text)
+
+
+def _without_names(text: str) -> str:
+    for name, shown in ((_user(), PERSON), (platform.node(), MACHINE)):
+        if len(name) >= SHORTEST_NAME:
+            text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", shown, text)
+    return text
+
+
+def _user() -> str:
+    with suppress(OSError, KeyError):  # a user id without a name
+        return getpass.getuser()
+    return ""
 
 
 def _secret_values(environment: Mapping[str, str]) -> list[str]:

@@ -89,6 +89,16 @@ class RunDirectory:
         return self.path / "timing.jsonl"
 
     @property
+    def alerts_file(self) -> Path:
+        """What monitors said about the metrics: identical after any interruption, as they are."""
+        return self.path / "alerts.jsonl"
+
+    @property
+    def timing_alerts_file(self) -> Path:
+        """What monitors said about the clock and the machine."""
+        return self.path / "timing_alerts.jsonl"
+
+    @property
     def summary_file(self) -> Path:
         """Status and results at a glance."""
         return self.path / "summary.json"

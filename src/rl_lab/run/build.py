@@ -50,6 +50,7 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.metrics import MetricLog
 from rl_lab.records.provenance import numerics_fingerprint
 from rl_lab.records.run_directory import RunDirectory
+from rl_lab.run.alerts import Alerts
 from rl_lab.run.budget import late_end
 from rl_lab.run.efficiency import Efficiency
 from rl_lab.run.orchestrator import Orchestrator
@@ -118,8 +119,15 @@ def build_run(
         ),
         metrics=metrics,
         timing=timing,
-        efficiency=Efficiency(context.train_environment, collector.stopwatch, context.device),
+        efficiency=Efficiency(
+            context.train_environment,
+            collector.stopwatch,
+            context.device,
+            folder=directory.path,
+            total_steps=config.training.total_timesteps,
+        ),
         sinks=sinks,
+        alerts=Alerts(config, context.spec, directory.path, sinks),
     )
     for name, block in config.training.callbacks.items():
         run.add_callback(name, registry.of("callback", block)(block))

@@ -32,6 +32,9 @@ class Callback:
     def after_update(self, run: "Orchestrator", hook: str) -> None:
         """An update hook of the algorithm returned; its metrics were not checked yet."""
 
+    def after_hook(self, run: "Orchestrator") -> None:
+        """A hook of the cycle is over, counted and logged: the run may be saved here."""
+
     def after_evaluation(self, run: "Orchestrator", evaluation: Evaluation) -> None:
         """The policy was evaluated; the metrics of it are reported next."""
 

@@ -1,17 +1,20 @@
-"""Looking closely: under a debugger, and with `--debug` weight statistics and a profile."""
+"""Looking closely: under a debugger, and with `--debug` weights, activations and a profile."""
 
 import cProfile
 import io
+import os
 import pstats
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import profiler as autograd_profiler
 
 from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.learner import Learner, networks
@@ -19,10 +22,12 @@ from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Stateful
 from rl_lab.records.commit import write_atomically
 from rl_lab.records.metrics import MetricLog
+from rl_lab.run.activations import activation_statistics, watch_activations
 from rl_lab.run.callback import Callback
 from rl_lab.run.orchestrator import Orchestrator
 
-PROFILE, WEIGHTS = "profile.txt", "debug.jsonl"  # in the run's logs/
+PROFILE, WEIGHTS, TRACE = "profile.txt", "debug.jsonl", "trace.json"  # in the run's logs/
+TRACED = 3  # updates in the trace, after the first one, which loads and warms up
 PROFILE_ROWS = 25
 
 # -- a debugger -----------------------------------------------------------------------------------
@@ -88,6 +93,8 @@ class WeightLog(Callback):
         for part in run.algorithm.parts().values():
             if isinstance(part, Learner):
                 part.inspected = True
+        self.activations, end = watch_activations(networks(run.algorithm.parts()))
+        run.resources.callback(end)
 
     def after_update(self, run: Orchestrator, hook: str) -> None:
         """One row."""
@@ -99,8 +106,18 @@ class WeightLog(Callback):
                 f"the gradient of {', '.join(bad)} is not finite, and was applied",
                 {"parameters": bad, "applied": True},
             )
-        self.log.append(run.counters.env_steps, weight_statistics(parts, gradients))
+        row = weight_statistics(parts, gradients)
+        modules = {
+            f"{name}.{each}": module
+            for name, network in networks(parts).items()
+            for each, module in network.named_modules()
+        }
+        for name, output in self.activations.items():
+            bounded = isinstance(modules[name], nn.Tanh)
+            row |= activation_statistics(name, output, bounded=bounded)
+        self.log.append(run.counters.env_steps, row)
         self.log.flush()
+        run.alerts.look_closely(run.counters.env_steps, row)
 
 
 @torch.no_grad()
@@ -136,7 +153,57 @@ def _parameters(parts: Mapping[str, Stateful]) -> Iterator[tuple[str, nn.Paramet
                 yield f"{part_name}.{name}", weight
 
 
-# -- profile --------------------------------------------------------------------------------------
+# -- trace and profile ----------------------------------------------------------------------------
+
+
+class TraceUpdates(Callback):
+    """What torch does in a few updates and what is between them: `logs/trace.json`.
+
+    Chrome (chrome://tracing) and Perfetto show it.
+    """
+
+    def initialize(self, run: Orchestrator) -> None:
+        """Nothing is traced before the first update is over."""
+        self.file = run.folder / "logs" / TRACE
+        self.updates = 0
+        self.trace: autograd_profiler.profile | None = None
+        run.resources.callback(self.finish)
+
+    def after_update(self, run: Orchestrator, hook: str) -> None:
+        """Begin after the first one, end a few later."""
+        self.updates += 1
+        if self.updates == 1:
+            # Not `torch.profiler`, which wraps this one and imports for seconds.
+            self.trace = autograd_profiler.profile()
+            with _silent():
+                self.trace.__enter__()
+        elif self.updates == 1 + TRACED:
+            self.finish()
+
+    def finish(self) -> None:
+        """Write what there is."""
+        trace, self.trace = self.trace, None
+        if trace is None:
+            return
+        with _silent():
+            trace.__exit__(None, None, None)
+        with TemporaryDirectory() as folder:
+            draft = Path(folder) / TRACE
+            trace.export_chrome_trace(str(draft))
+            write_atomically(self.file, draft.read_bytes())
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without the lines that the profiler's C++ writes to stderr."""
+    kept, (unread, nowhere) = os.dup(2), os.pipe()
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        for each in (kept, unread, nowhere):
+            os.close(each)
 
 
 @contextmanager

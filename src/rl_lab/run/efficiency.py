@@ -1,6 +1,7 @@
 """What a run costs: speed, latency, memory, parameters. For timing.jsonl and summary.json only."""
 
 import os
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -15,10 +16,12 @@ from rl_lab.collect.collector import Stopwatch
 from rl_lab.core.clock import Counters
 from rl_lab.core.learner import Learner
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.core.tree import named_leaves
 
 GB = 1e9
 MEMORY_SECONDS = 1.0  # a measured memory is used again for this long
 PROC = Path("/proc")
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 PEAKS = ("sys/ram_gb", "sys/gpu_memory_gb", "sys/gpu_reserved_gb")  # the most of them matters
 
 
@@ -32,10 +35,13 @@ class Efficiency:
     environment: VectorEnv
     stopwatch: Stopwatch
     device: str = "cpu"
+    folder: Path | None = None  # on the disk whose room is measured
+    total_steps: int = 0
     totals: dict[str, float] = field(default_factory=dict)  # of this process
     peaks: dict[str, float] = field(default_factory=dict)
     _memory: dict[str, float] = field(default_factory=dict)
     _measured: float = float("-inf")
+    _began: tuple[int, float] | None = None  # step and time at the first row of this process
 
     def row(
         self, before: Counters, now: Counters, seconds: Mapping[str, float]
@@ -53,7 +59,7 @@ class Efficiency:
         for name, count in counts.items():
             self.totals[name] = self.totals.get(name, 0.0) + count
         row = {f"time/{stage}": spent for stage, spent in seconds.items()}
-        row |= rates(counts) | self._memory_now()
+        row |= rates(counts) | self._machine_now() | self._expected(now.env_steps)
         faults = getattr(self.environment, "faults", None)  # workers can be lost, and are counted
         if faults is not None:
             row["sys/env_faults"] = faults
@@ -66,11 +72,26 @@ class Efficiency:
         """The same numbers over all rows of this process, and the most memory."""
         return rates(self.totals) | self.peaks
 
-    def _memory_now(self) -> dict[str, float]:
+    def _expected(self, step: int) -> dict[str, float]:
+        """How long the whole run takes at the speed of this process, its waiting included."""
+        now = time.monotonic()
+        if self._began is None:
+            self._began = step, now
+        since, began = self._began
+        if step <= since or not self.total_steps:
+            return {}
+        return {"time/total_hours": (now - began) / (step - since) * self.total_steps / 3600}
+
+    def _machine_now(self) -> dict[str, float]:
         if time.monotonic() - self._measured > MEMORY_SECONDS:
             self._measured = time.monotonic()
             ram = resident_bytes()
             self._memory = {} if ram is None else {"sys/ram_gb": ram / GB}
+            if ram is not None and (room := memory_bytes()):
+                self._memory["sys/ram_share"] = ram / room
+            if self.folder is not None:
+                with suppress(OSError):
+                    self._memory["sys/disk_free_gb"] = shutil.disk_usage(self.folder).free / GB
             if self.device.startswith("cuda"):
                 self._memory |= {
                     "sys/gpu_memory_gb": torch.cuda.max_memory_allocated(self.device) / GB,
@@ -92,6 +113,23 @@ def rates(counts: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
+def fixed_costs(
+    parts: Iterable[Any], state: Any, decision_flops: int, num_envs: int
+) -> dict[str, float]:
+    """What does not depend on the machine, where it is known.
+
+    Floating-point operations of one decision in one environment and of one gradient step, and the
+    bytes of `state`, a memory's for one environment.
+    """
+    learners = [part for part in parts if isinstance(part, Learner)]
+    found = {
+        "sys/decision_mflops": decision_flops / num_envs / 1e6,
+        "sys/gradient_mflops": sum(each.flops or 0 for each in learners) / 1e6,
+        "sys/state_bytes": sum(leaf.nbytes for _, leaf in named_leaves(state) if leaf is not None),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
 def resident_bytes(process: int | str = "self") -> int | None:
     """RAM of a process and all its descendants; None where the system does not tell (not Linux).
 
@@ -103,6 +141,17 @@ def resident_bytes(process: int | str = "self") -> int | None:
             pages = int((PROC / str(each) / "statm").read_text().split()[1])
             total = (total or 0) + pages * os.sysconf("SC_PAGE_SIZE")
     return total
+
+
+def memory_bytes() -> int | None:
+    """RAM that this process may use: of the machine, or of its container."""
+    try:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        whole = min(whole, int(CONTAINER_LIMIT.read_text()))
+    return whole
 
 
 def count_parameters(parts: Iterable[Any]) -> dict[str, int]:

@@ -25,6 +25,7 @@ from rl_lab.display.sinks import Sinks
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.faults import fault
 from rl_lab.records.metrics import METRICS_CHECKSUM, MetricLog
+from rl_lab.run.alerts import Alerts
 from rl_lab.run.callback import Callback
 from rl_lab.run.efficiency import Efficiency
 from rl_lab.run.guard import Guard, check_data, check_score, check_update
@@ -55,6 +56,7 @@ class Orchestrator:
     timing: MetricLog
     efficiency: Efficiency
     sinks: Sinks
+    alerts: Alerts
     stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
@@ -106,6 +108,11 @@ class Orchestrator:
                 self.after_cycle()
             if self.progress.best_is_new:
                 self.save()
+            for callback in self.callbacks.values():
+                callback.after_hook(self)
+            if self.alerts.stop_reason is not None:
+                self.save()
+                raise RunError(f"stopped by a monitor: {self.alerts.stop_reason}")
             if self.stop.requested:
                 if not self.stop.impatient:
                     self.save()
@@ -213,6 +220,7 @@ class Orchestrator:
         self.row_start, self.seconds = replace(self.counters), {}
         with undisturbed():  # a display may draw random numbers
             self.sinks.write(step, row | timing)
+            self.alerts.look(step, row, timing)
         for line in self.algorithm.warnings(row):
             if line not in self.warned:
                 self.warned.add(line)
@@ -264,8 +272,8 @@ class Orchestrator:
         self.load_learned(state)
         for name, policy in self.policies.items():
             policy.set_state(state["policies"][name])
-        # Older checkpoints lack these clocks, and have what the guard counted in another place.
-        parts = {"guard": state["parts"]["progress"], **state["parts"]}
+        # Older checkpoints lack alerts and these clocks, and have what the guard counted elsewhere.
+        parts = {"guard": state["parts"]["progress"], "alerts": {}, **state["parts"]}
         for name, part in self._parts():
             if name in parts or not name.startswith("clock.offline"):
                 part.load_state_dict(parts[name])
@@ -308,6 +316,7 @@ class Orchestrator:
         yield "counters", self.counters
         yield "progress", self.progress
         yield "guard", self.guard
+        yield "alerts", self.alerts
         groups: dict[str, Mapping[str, Any]] = {
             "clock": self.clocks,
             "buffer": self.buffers,

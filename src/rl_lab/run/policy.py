@@ -27,6 +27,8 @@ from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.run.build import make_algorithm, make_context, make_evaluator
 from rl_lab.run.session import file_hash, fitting, load_config
 
+EVALUATE = "evaluate"  # the seed stream of measurements: neither train nor eval nor test
+
 
 @dataclass(frozen=True)
 class LoadedPolicy:

@@ -53,6 +53,7 @@ class Progress:
     best_score: float | None = None
     best_step: int | None = None
     best_is_new: bool = False  # there is no checkpoint of it yet
+    evaluations: int = 0
     streak: int = 0  # evaluations in a row that reached the goal
     resumes: int = 0
 
@@ -75,6 +76,7 @@ class Progress:
     def judge(self, score: float, step: int, goal: float | None) -> None:
         """Take note of an evaluation. Of equal scores the first is the best."""
         self.last_score = score
+        self.evaluations += 1
         if self.best_score is None or score > self.best_score:
             self.best_score, self.best_step, self.best_is_new = score, step, True
         reached = goal is not None and score >= goal

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -23,7 +22,7 @@ from rl_lab.core.failure import located, whole_traceback
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.state import Tree
 from rl_lab.display.sinks import Sink, Sinks, TensorBoardSink
-from rl_lab.display.wandb import WandbSink, choose_mode
+from rl_lab.monitoring.catalog import with_own_monitors
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.columns import Columns, read_columns
 from rl_lab.records.commit import write_atomically
@@ -36,13 +35,16 @@ from rl_lab.records.provenance import provenance
 from rl_lab.records.run_directory import RunDirectory, Which, find_run
 from rl_lab.records.source import code_change, read_provenance
 from rl_lab.run.build import build_run
-from rl_lab.run.debug import PROFILE, WeightLog, debugger, for_debugger, profiling
-from rl_lab.run.efficiency import count_parameters
+from rl_lab.run.debug import PROFILE, TraceUpdates, WeightLog, debugger, for_debugger, profiling
+from rl_lab.run.efficiency import count_parameters, fixed_costs
 from rl_lab.run.final_test import final_test
+from rl_lab.run.keys import listening
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.out_of_memory import explaining_memory
 from rl_lab.run.phases import never_reached, parse_phases
+from rl_lab.run.services import add_wandb, add_webhook, without_webhook
 from rl_lab.run.session_callbacks import (
+    FilmEvaluations,
     PurgeTensorBoard,
     RecordSummary,
     ShowPictures,
@@ -137,6 +139,7 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
     if held := debugger():
         config = for_debugger(config)
         sinks.say(f"{held} is attached: one environment, in this process")
+    config = without_webhook(with_own_monitors(config), sinks)
     for line in doubts(config):
         sinks.say(f"WARNING: {line}")
     resolved = resolve(config, measure=True, tell=sinks.say)
@@ -170,6 +173,7 @@ def resume(
         directory.check_complete()
         config = load_config(directory, trust=trust)
         sinks = Sinks([], directory.log_file)
+        add_webhook(config.logging.alerts.webhook, sinks)
         if changed := code_change(directory):
             sinks.say(f"WARNING: {changed}: it may not go on bit for bit")
         # A run that has no checkpoint yet begins again, from the weights it began with.
@@ -207,6 +211,11 @@ def _return_to(orchestrator: Orchestrator, which: Which, written: str) -> None:
         orchestrator.metrics.truncate(0)
     else:
         state, manifest, _ = store.load("last" if which is None else which)
+        if manifest.get("policy_only"):
+            raise UserError(
+                f"{store.directory.parent} is a published policy without its training state: it "
+                "cannot be resumed; start a new run with --init-from-run"
+            )
         check_identity(orchestrator, manifest, written)
         with fitting(manifest):
             rows = orchestrator.metrics.path
@@ -307,6 +316,8 @@ def drive(
             sinks.add(lambda: picture_sink(directory))
             orchestrator.add_callback("session/pictures", ShowPictures())
     orchestrator.add_callback("session/tensorboard", PurgeTensorBoard())
+    if every := config.logging.video_every:
+        orchestrator.add_callback("session/videos", FilmEvaluations(every))
 
     told = _Told(sinks)
     logging.getLogger("rl_lab").addHandler(told)
@@ -317,7 +328,7 @@ def drive(
         summary = {
             **before,
             **describe(orchestrator, directory),
-            "efficiency": before.get("efficiency", {}) | orchestrator.efficiency.summary(),
+            "efficiency": before.get("efficiency", {}) | costs(orchestrator),
             "status": status,
             "wall_time": before.get("wall_time", 0.0) + time.monotonic() - began,
             "updated": time.strftime("%Y%m%d-%H%M%S", time.gmtime()),
@@ -339,7 +350,11 @@ def drive(
         record("running", error=None)
         orchestrator.add_callback("session/summary", RecordSummary(partial(record, "running")))
         try:
-            with explaining_memory(config), _watched(orchestrator, directory, debug):
+            with (
+                explaining_memory(config),
+                _watched(orchestrator, directory, debug),
+                listening(orchestrator),
+            ):
                 finished = orchestrator.run()
             if finished:
                 envs = config.environment.num_envs
@@ -388,32 +403,6 @@ def explain_failure(
     )
 
 
-def add_wandb(orchestrator: Orchestrator, directory: RunDirectory, known: str | None) -> str:
-    """Track the run with Weights & Biases, in a process of its own; its id there, kept for life."""
-    # With the time of its birth: no run of another machine has the same id.
-    identity = known or f"{directory.created}-{directory.id}".lstrip("-")[:64]
-    config, sinks = orchestrator.config, orchestrator.sinks
-    wanted = config.logging.wandb
-    mode, reason = choose_mode(wanted.mode, os.environ, Path.home())
-    if mode == "disabled":
-        sinks.say(f"W&B: disabled ({reason})")
-        return identity
-    later = f"; to send it later: wandb sync {directory.path}/wandb/offline-run-*"
-    sinks.say(f"W&B: {mode} ({reason}){later if mode == 'offline' else ''}")
-    options = {
-        "mode": mode,
-        "dir": str(directory.path),
-        "project": wanted.project,
-        "entity": wanted.entity,
-        "tags": [*config.experiment.tags, *wanted.tags],
-        "id": identity,
-        "name": directory.path.name,
-        "config": to_tree(config),
-    }
-    sinks.add(lambda: WandbSink(options, tell=sinks.say))
-    return identity
-
-
 @contextmanager
 def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -> Iterator[None]:
     """With `--debug`: a row about every weight after each update, and a profile at the end."""
@@ -421,6 +410,7 @@ def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -
         yield
         return
     orchestrator.add_callback("session/weights", WeightLog())
+    orchestrator.add_callback("session/trace", TraceUpdates())
     with profiling(directory.log_file.with_name(PROFILE)):
         yield
 
@@ -445,6 +435,17 @@ class _Told(logging.Handler):
             self.sinks.log(detail)
 
 
+def costs(orchestrator: Orchestrator) -> dict[str, float]:
+    """What the run costs, for summary.json."""
+    algorithm, efficiency = orchestrator.algorithm, orchestrator.efficiency
+    return efficiency.summary() | fixed_costs(
+        algorithm.parts().values(),
+        algorithm.initial_state(1),
+        efficiency.stopwatch.flops,
+        orchestrator.environment.num_envs,
+    )
+
+
 def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, Any]:
     """Where a run stands, for summary.json."""
     progress, level = orchestrator.progress, orchestrator.environment.snapshot_level
@@ -464,6 +465,7 @@ def describe(orchestrator: Orchestrator, directory: RunDirectory) -> dict[str, A
         "resumes": progress.resumes,
         "skipped": orchestrator.guard.skipped,
         "rollbacks": orchestrator.guard.rollbacks,
+        "alerts": orchestrator.alerts.names(),
         "parameters": count_parameters(
             [*orchestrator.algorithm.parts().values(), *orchestrator.components.values()]
         ),

@@ -6,6 +6,7 @@ from rl_lab.collect.evaluate import Evaluation
 from rl_lab.display.sinks import Sink, TensorBoardSink
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.run.callback import Callback
+from rl_lab.run.filming import film
 from rl_lab.run.orchestrator import Orchestrator
 
 
@@ -23,6 +24,20 @@ class ShowPictures(Callback):
         """Random numbers are borrowed: training does not notice."""
         with run.streams.borrowed("pictures/"):
             run.sinks.draw(run.counters.env_steps, run.algorithm.pictures(evaluation.paths))
+
+
+class FilmEvaluations(Callback):
+    """Records an episode after every so many evaluations (`logging.video_every`)."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    def after_evaluation(self, run: Orchestrator, evaluation: Evaluation) -> None:
+        """A world that cannot be drawn ends the videos, not the run."""
+        if self.every == 0 or (run.progress.evaluations + 1) % self.every:
+            return
+        if film(run, "eval") is None:
+            self.every = 0
 
 
 class PurgeTensorBoard(Callback):

@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -13,6 +13,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: int | None = None
         self.count = 0
+        self.farewell: Callable[[], None] = lambda: None  # before a process that is gone at once
 
     @property
     def requested(self) -> bool:
@@ -33,6 +34,7 @@ class StopRequest:
         """The handler. The third time, the process is gone at once."""
         self.signal, self.count = number, self.count + 1
         if self.count > 2:
+            self.farewell()
             os._exit(self.exit_code)
 
 

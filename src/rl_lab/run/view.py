@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from rl_lab.core.schema import RunConfig
-from rl_lab.display.sinks import Sink
+from rl_lab.display.sinks import ALERT, LOUD, Sink
 from rl_lab.records.metrics import STEP, iterate_metrics
 from rl_lab.records.run_directory import RunDirectory
 
@@ -33,10 +33,15 @@ class WarningSink(Sink):
 
     def say(self, message: str) -> None:
         """One message; those that are no warnings are only in the run's log."""
-        if message.startswith("WARNING"):
+        if message.startswith(LOUD):
             self.warn(message)
 
 
 def warnings_view(config: RunConfig, directory: RunDirectory, start: int) -> Sequence[Sink]:
     """Warnings as Python's own."""
-    return [WarningSink(lambda message: warnings.warn(message.partition(": ")[2], stacklevel=2))]
+    return [WarningSink(lambda message: warnings.warn(_without_word(message), stacklevel=2))]
+
+
+def _without_word(message: str) -> str:
+    """The line without what it begins with: Python says itself that it is a warning."""
+    return message.removeprefix("WARNING: ").removeprefix(f"{ALERT} ")

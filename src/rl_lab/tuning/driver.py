@@ -50,6 +50,7 @@ class Driver:
     tuner: Tuner
     own: list[str] = field(default_factory=list)  # overrides of every run, below those of the file
     look: "Look | None" = None  # draws what happens, instead of a line for every result
+    known: Mapping[str, float] = field(default_factory=dict)  # values of runs that are elsewhere
     waiting: deque[Pair] = field(default_factory=deque)
     active: list[Job] = field(default_factory=list)
     values: dict[int, dict[int, float | None]] = field(default_factory=dict)  # trial, seed
@@ -90,10 +91,14 @@ class Driver:
         while True:
             while self.waiting:
                 pair = self.waiting.popleft()
-                run = jobs.find(self.root, jobs.run_name(self.sweep, pair))
-                if run is None or not jobs.is_finished(run):
+                name = jobs.run_name(self.sweep, pair)
+                run = jobs.find(self.root, name)
+                if run is not None and jobs.is_finished(run):
+                    self._worth(pair, jobs.value(run, self.sweep.objective))
+                elif name in self.known:
+                    self._worth(pair, self.known[name])
+                else:
                     return pair
-                self._worth(pair, jobs.value(run, self.sweep.objective))
             limit = self.sweep.trials
             if limit is not None and self.tuner.count >= limit:
                 return None
@@ -113,7 +118,7 @@ class Driver:
                 raise RunError(f"run {run.path.name} is in use by another process: stop it first")
             time.sleep(POLL_SECONDS)
         overrides = [*self.own, *words(self.sweep, pair.trial.settings)]  # the last one wins
-        log = sweep_folder(self.sweep, self.root) / "logs" / jobs.run_name(self.sweep, pair)
+        log = self.sweep.folder(self.root) / "logs" / jobs.run_name(self.sweep, pair)
         make_directory(log.parent)
         return jobs.start(self.sweep, pair, self.root, overrides, slot, log.with_suffix(".log"))
 
@@ -225,9 +230,9 @@ def run_sweep(
 ) -> tuple[Driver, bool]:
     """Begin a sweep, or go on with it. Returns what is known, and whether it is complete."""
     check(sweep)
-    folder = sweep_folder(sweep, root)
+    folder = sweep.folder(root)
     make_directory(folder)
-    with _alone(folder):
+    with alone(folder):
         _remember(sweep, folder)
         tuner = Tuner(
             sweep.space,
@@ -249,7 +254,7 @@ def _check_trials(sweep: Sweep, root: Path, tuner: Tuner) -> None:
     found = [int(match[1]) for path in root.iterdir() if (match := pattern.match(path.name))]
     if found and max(found) >= (count := len(tuner.study.get_trials(deepcopy=False))):
         raise UserError(
-            f"{sweep_folder(sweep, root) / 'journal.log'} is damaged (it has {count} trials, and "
+            f"{sweep.folder(root) / 'journal.log'} is damaged (it has {count} trials, and "
             f"there is a run of trial {max(found)}): put a copy of it back, or give the sweep "
             "another name"
         )
@@ -266,17 +271,18 @@ def check(sweep: Sweep) -> None:
 
 def configuration(sweep: Sweep, settings: Mapping[str, Any]) -> Composed:
     """What a trial would be, before it is a run of the sweep."""
-    is_file = sweep.base_config.endswith((".yaml", ".yml"))
+    start = sweep.experiment(settings)[0]
+    is_file = start.endswith((".yaml", ".yml"))
     return compose(
-        None if is_file else sweep.base_config,
+        None if is_file else start,
         words(sweep, settings),
-        config_file=Path(sweep.base_config) if is_file else None,
+        config_file=Path(start) if is_file else None,
     )
 
 
 def words(sweep: Sweep, settings: Mapping[str, Any]) -> list[str]:
     """The overrides of a trial, under the keys of today."""
-    tried = {**sweep.fixed, **settings}
+    tried = sweep.experiment(settings)[1]
     return [as_override(RENAMED.get(key, key), value) for key, value in tried.items()]
 
 
@@ -294,11 +300,6 @@ def trial_count(sweep: Sweep) -> int:
         return sweep.trials
     points = sum(1 for _ in sweep.space.points())
     return points if sweep.trials is None else min(points, sweep.trials)
-
-
-def sweep_folder(sweep: Sweep, root: Path) -> Path:
-    """Where a sweep keeps its journal, its logs and its report."""
-    return root / "sweeps" / sweep.name
 
 
 def _remember(sweep: Sweep, folder: Path) -> None:
@@ -338,7 +339,7 @@ def _tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
     """One driver for a sweep at a time."""
     descriptor = os.open(folder / "sweep.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

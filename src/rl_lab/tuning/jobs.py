@@ -45,7 +45,7 @@ class Job:
 
 def run_name(sweep: Sweep, pair: Pair) -> str:
     """What the run of a pair is called: the same whenever it is asked for."""
-    return f"{sweep.name}-t{pair.trial.number:04d}-s{pair.seed}"
+    return f"{sweep.name}-{sweep.label(pair.trial)}-s{pair.seed}"
 
 
 def find(root: Path, name: str) -> RunDirectory | None:
@@ -85,8 +85,8 @@ def command(sweep: Sweep, pair: Pair, root: Path, overrides: Sequence[str]) -> l
     """The words that begin the run of a pair, or continue it."""
     if (run := find(root, run_name(sweep, pair))) is not None:
         return [*TRAIN, "--resume", str(run.path), "--runs-dir", str(root), "-q"]
-    is_file = sweep.base_config.endswith((".yaml", ".yml"))
-    base = ["--config", sweep.base_config] if is_file else [sweep.base_config]
+    start = sweep.experiment(pair.trial.settings)[0]
+    base = ["--config", start] if start.endswith((".yaml", ".yml")) else [start]
     own = ["--seed", str(pair.seed), "--runs-dir", str(root), "-q"]
     return [*TRAIN, *base, f"experiment.name={run_name(sweep, pair)}", *overrides, *own]
 

@@ -15,7 +15,12 @@ TRAIN = (sys.executable, "-m", "rl_lab", "train")
 
 
 def launch(
-    words: Sequence[str], *, slot: int, threads: int, stdout: IO[bytes], stderr: IO[bytes] | int
+    words: Sequence[str],
+    *,
+    slot: int,
+    threads: int,
+    stdout: IO[bytes] | int,
+    stderr: IO[bytes] | int | None,
 ) -> "subprocess.Popen[bytes]":
     """Start a command with `threads` cores of its own; it saves and ends if this process dies."""
     return subprocess.Popen(

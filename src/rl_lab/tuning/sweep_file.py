@@ -24,6 +24,7 @@ from rl_lab.core.errors import ConfigError, UserError, did_you_mean
 from rl_lab.core.options import Options, option, section
 from rl_lab.records.metrics import MAIN_METRICS
 from rl_lab.tuning.space import Choice, Space, parse_space
+from rl_lab.tuning.tuner import Suggestion
 
 Method = Literal["grid", "random", "tpe", "cmaes", "gp"]
 OWN = ("experiment.name", "experiment.seed", "experiment.tags")  # set by the sweep itself
@@ -95,10 +96,33 @@ class Sweep(SweepOptions):
         if problems:
             raise ConfigError(problems)
 
+    def label(self, trial: Suggestion) -> str:
+        """What tells the runs of a trial from others, in their names."""
+        return f"t{trial.number:04d}"
+
+    def experiment(self, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """The experiment that a trial starts from, and what it sets there."""
+        return self.base_config, {**self.fixed, **settings}
+
+    def folder(self, root: Path) -> Path:
+        """Where its journal, its logs and its report are, in the folder of all runs."""
+        return root / "sweeps" / self.name
+
 
 def read_sweep(path: Path, base: str | None = None) -> Sweep:
     """The sweep in a file, or a shipped one by its name; `base`: the experiment, if not in it."""
     path = _shipped(path)
+    tree = read_block(path, "a sweep: it needs base_config and sweep")
+    try:
+        return parse_sweep({"name": path.stem, **tree}, path.parent, base)
+    except ConfigError as error:
+        raise ConfigError([f"{path}: {each}" for each in error.problems]) from error
+    except (ValueError, TypeError) as error:
+        raise ConfigError([f"{path}: {error}"]) from error
+
+
+def read_block(path: Path, what: str) -> Mapping[str, Any]:
+    """The block that a YAML file is; `UserError` if it is not `what` it should be."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -106,13 +130,8 @@ def read_sweep(path: Path, base: str | None = None) -> Sweep:
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(tree, Mapping):
-        raise UserError(f"{path} is not a sweep: it needs base_config and sweep")
-    try:
-        return parse_sweep({"name": path.stem, **tree}, path.parent, base)
-    except ConfigError as error:
-        raise ConfigError([f"{path}: {each}" for each in error.problems]) from error
-    except (ValueError, TypeError) as error:
-        raise ConfigError([f"{path}: {error}"]) from error
+        raise UserError(f"{path} is not {what}")
+    return tree
 
 
 def parse_sweep(tree: Mapping[str, Any], folder: Path = Path(), base: str | None = None) -> Sweep:

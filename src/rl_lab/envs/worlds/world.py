@@ -113,9 +113,9 @@ class WorldVector:
     def step(self, action: Array) -> Step:
         """One decision per copy; ended episodes are already reset in `Step.obs`."""
         self._episodes.require_started()
-        chosen, count = np.asarray(action, np.int64).reshape(self.num_envs), self.spec.action
+        chosen = np.asarray(action, np.int64).reshape(self.num_envs)
         if chosen.min() < 0 or chosen.max() >= self.world.action_space.n:
-            raise ValueError(f"actions of '{self.spec.id}' are {count}, got {chosen}")
+            raise ValueError(f"actions of '{self.spec.id}' are {self.spec.action}, got {chosen}")
         if self.world.draws:
             uniform = np.array([random.random(self.world.draws) for random in self._random])
         else:

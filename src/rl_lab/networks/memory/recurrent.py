@@ -8,6 +8,7 @@ before a reset influences anything after it. A state is a dict of tensors with N
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,9 +85,9 @@ class _Recurrent(nn.Module, ABC):
 
     def sequence(self, x: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
         """x [T, N, D]; where `resets` [T, N] is True the state is cleared before the step."""
-        projected = self.input(x)  # one matmul for all time steps
         if not tracing.get():
-            return self._scan(projected, state, resets)
+            return self.scan([self], [x], [state], resets)[0]
+        projected = self.input(x)  # one matmul for all time steps
         begins, outputs = resets.unsqueeze(-1), []
         for t in range(x.shape[0]):
             state = {name: value.masked_fill(begins[t], 0.0) for name, value in state.items()}
@@ -98,9 +99,12 @@ class _Recurrent(nn.Module, ABC):
     def _cell(self, projected: Tensor, state: State) -> tuple[Tensor, State]:
         """One step from the projected input."""
 
+    @staticmethod
     @abstractmethod
-    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
-        """All steps from the projected inputs [T, N, gates × D]."""
+    def scan(
+        memories: Sequence[Any], inputs: Sequence[Tensor], states: Sequence[State], resets: Tensor
+    ) -> list[tuple[Tensor, State]]:
+        """The sequences of several memories of one kind and size, in one loop over time."""
 
 
 class LSTM(_Recurrent):
@@ -117,13 +121,24 @@ class LSTM(_Recurrent):
         hidden = torch.sigmoid(read) * cell.tanh()
         return hidden, {"hidden": hidden, "cell": cell}
 
-    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
-        opened = torch.zeros_like(self.recurrent.bias)
-        opened[self.out_dim : 2 * self.out_dim] = 1  # the forget gate
-        gates = projected + (self.recurrent.bias + opened)
-        start = (state["hidden"], state["cell"])
-        outputs, hidden, cell = LSTMScan.apply(gates, self.recurrent.weight, *start, resets)
-        return outputs, {"hidden": hidden, "cell": cell}
+    @staticmethod
+    def scan(
+        memories: Sequence["LSTM"],
+        inputs: Sequence[Tensor],
+        states: Sequence[State],
+        resets: Tensor,
+    ) -> list[tuple[Tensor, State]]:
+        """See `_Recurrent`."""
+        weight = torch.stack([each.recurrent.weight for each in memories])
+        bias = torch.stack([each.recurrent.bias for each in memories])
+        opened, size = torch.zeros_like(bias), weight.shape[-1]
+        opened[:, size : 2 * size] = 1  # the forget gate
+        gates = torch.stack([each.input(x) for each, x in zip(memories, inputs, strict=True)], 1)
+        hidden, cell = (torch.stack([each[name] for each in states]) for name in LSTM.state_names)
+        gates = gates + (bias + opened).unsqueeze(1)
+        found = LSTMScan.apply(gates, weight, hidden, cell, resets)
+        parts = zip(found[0].unbind(1), found[1], found[2], strict=True)
+        return [(outputs, {"hidden": hidden, "cell": cell}) for outputs, hidden, cell in parts]
 
 
 class GRU(_Recurrent):
@@ -142,10 +157,37 @@ class GRU(_Recurrent):
         hidden = content + update * (hidden - content)
         return hidden, {"hidden": hidden}
 
-    def _scan(self, projected: Tensor, state: State, resets: Tensor) -> tuple[Tensor, State]:
-        weight, bias = self.recurrent.weight, self.recurrent.bias
-        outputs, hidden = GRUScan.apply(projected, weight, bias, state["hidden"], resets)
-        return outputs, {"hidden": hidden}
+    @staticmethod
+    def scan(
+        memories: Sequence["GRU"],
+        inputs: Sequence[Tensor],
+        states: Sequence[State],
+        resets: Tensor,
+    ) -> list[tuple[Tensor, State]]:
+        """See `_Recurrent`."""
+        weight = torch.stack([each.recurrent.weight for each in memories])
+        bias = torch.stack([each.recurrent.bias for each in memories])
+        given = torch.stack([each.input(x) for each, x in zip(memories, inputs, strict=True)], 1)
+        hidden = torch.stack([each["hidden"] for each in states])
+        outputs, hidden = GRUScan.apply(given, weight, bias, hidden, resets)
+        return [
+            (each, {"hidden": last}) for each, last in zip(outputs.unbind(1), hidden, strict=True)
+        ]
+
+
+def sequences(
+    memories: Sequence[nn.Module],
+    inputs: Sequence[Tensor],
+    states: Sequence[State],
+    resets: Tensor,
+) -> list[tuple[Tensor, State]]:
+    """`sequence` of several memories: LSTMs or GRUs of one size take every step together."""
+    first = memories[0]
+    alike = {(type(each), getattr(each, "out_dim", None)) for each in memories}
+    if isinstance(first, _Recurrent) and len(alike) == 1 and not tracing.get():
+        return first.scan(memories, inputs, states, resets)
+    several = zip(memories, inputs, states, strict=True)
+    return [memory.sequence(x, state, resets) for memory, x, state in several]  # type: ignore[operator]
 
 
 class LSTMScan(torch.autograd.Function):
@@ -159,16 +201,19 @@ class LSTMScan(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor, resets: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """inputs [T, N, 4D] with both biases; weight [4D, D]; states [N, D]; resets [T, N]."""
-        size, transposed, start = hidden.shape[-1], weight.t(), (hidden, cell)
-        gates, cells = torch.empty_like(inputs), inputs.new_empty(*inputs.shape[:2], size)
+        """inputs [T, G, N, 4D] of G memories, with both biases; weight [G, 4D, D]; resets [T, N].
+
+        hidden and cell are [G, N, D].
+        """
+        size, transposed, start = hidden.shape[-1], weight.transpose(1, 2), (hidden, cell)
+        gates, cells = torch.empty_like(inputs), inputs.new_empty(*inputs.shape[:3], size)
         squashed, outputs = torch.empty_like(cells), torch.empty_like(cells)
-        opened = gates[:, :, : 3 * size]  # all but the content
+        opened = gates[..., : 3 * size]  # all but the content
         parts = (inputs, gates, opened, *gates.chunk(4, -1), cells, squashed, outputs)
         for begins, given, gate, open_, write, forget, read, content, *out in _steps(resets, parts):
             if begins is not None:
                 hidden, cell = hidden.masked_fill(begins, 0.0), cell.masked_fill(begins, 0.0)
-            torch.addmm(given, hidden, transposed, out=gate)
+            torch.baddbmm(given, hidden, transposed, out=gate)
             open_.sigmoid_()
             content.tanh_()
             cell = torch.mul(forget, cell, out=out[0]).addcmul_(write, content)
@@ -190,25 +235,24 @@ class LSTMScan(torch.autograd.Function):
                 torch.zeros_like(read),
                 write * (1 - content.square()),
             ],
-            dim=2,
-        )  # [T, N, 4, D]: how each gate's input moves the cell
+            dim=3,
+        )  # [T, G, N, 4, D]: how each gate's input moves the cell
         parted = torch.empty_like(slopes)
-        grad_inputs = parted.flatten(2)  # the same memory
-        grad_read, to_cell = parted[:, :, 2], read * (1 - squashed.square())
+        grad_inputs = parted.flatten(3)  # the same memory
+        grad_read, to_cell = parted[:, :, :, 2], read * (1 - squashed.square())
         parts = (grad_outputs, parted, grad_read, grad_inputs, slopes, to_cell, to_read, forget)
         for begins, grad, gates_, of_read, flat, slope, cell_, read_, keep in reversed(
             _steps(resets, parts)
         ):
             grad_hidden = grad_hidden + grad
             grad_cell = torch.addcmul(grad_cell, grad_hidden, cell_)
-            torch.mul(slope, grad_cell.unsqueeze(1), out=gates_)
+            torch.mul(slope, grad_cell.unsqueeze(2), out=gates_)
             torch.mul(grad_hidden, read_, out=of_read)
-            grad_hidden, grad_cell = flat @ weight, grad_cell * keep
+            grad_hidden, grad_cell = torch.bmm(flat, weight), grad_cell * keep
             if begins is not None:
                 grad_hidden = grad_hidden.masked_fill(begins, 0.0)
                 grad_cell = grad_cell.masked_fill(begins, 0.0)
-        before = _before(outputs, hidden, resets)
-        grad_weight = grad_inputs.flatten(0, 1).t() @ before.flatten(0, 1)
+        grad_weight = _rows(grad_inputs).transpose(1, 2) @ _rows(_before(outputs, hidden, resets))
         return grad_inputs, grad_weight, grad_hidden, grad_cell, None
 
 
@@ -219,10 +263,11 @@ class GRUScan(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, hidden: Tensor, resets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """inputs [T, N, 3D]; weight [3D, D]; bias [3D]; hidden [N, D]; resets [T, N]."""
-        size, transposed, start = hidden.shape[-1], weight.t(), hidden
-        gates = inputs.new_empty(*inputs.shape[:2], 2 * size)
-        contents, outputs = (inputs.new_empty(*inputs.shape[:2], size) for _ in range(2))
+        """inputs [T, G, N, 3D] of G memories; weight [G, 3D, D]; bias [G, 3D]; hidden [G, N, D]."""
+        size, transposed, start = hidden.shape[-1], weight.transpose(1, 2), hidden
+        gates = inputs.new_empty(*inputs.shape[:3], 2 * size)
+        contents, outputs = (inputs.new_empty(*inputs.shape[:3], size) for _ in range(2))
+        bias = bias.unsqueeze(1)
         recurrents = torch.empty_like(inputs)
         # The content takes `recalled` from the memory, through the reset gate.
         opened, recalled = recurrents.split([2 * size, size], -1)
@@ -233,7 +278,7 @@ class GRUScan(torch.autograd.Function):
         ):
             if begins is not None:
                 hidden = hidden.masked_fill(begins, 0.0)
-            torch.addmm(bias, hidden, transposed, out=recurrent)
+            torch.baddbmm(bias, hidden, transposed, out=recurrent)
             torch.add(given, open_, out=gate).sigmoid_()
             content = torch.addcmul(asked, reset, recall, out=out[0]).tanh_()
             hidden = torch.lerp(content, hidden, update, out=out[1])
@@ -254,36 +299,41 @@ class GRUScan(torch.autograd.Function):
                 (before - contents) * update * (1 - update),
                 to_content * reset,
             ],
-            dim=2,
-        )  # [T, N, 3, D]: how each part of `hidden @ weight` moves the new state
+            dim=3,
+        )  # [T, G, N, 3, D]: how each part of `hidden @ weight` moves the new state
         parted, arrived = torch.empty_like(slopes), torch.empty_like(contents)
-        grad_recurrent = parted.flatten(2)  # the same memory
+        grad_recurrent = parted.flatten(3)  # the same memory
         parts = (grad_outputs, parted, grad_recurrent, arrived, slopes, update)
         for begins, grad, gates_, flat, total, slope, keep in reversed(_steps(resets, parts)):
             torch.add(grad_hidden, grad, out=total)
-            torch.mul(slope, total.unsqueeze(1), out=gates_)
-            grad_hidden = torch.addmm(total * keep, flat, weight)
+            torch.mul(slope, total.unsqueeze(2), out=gates_)
+            grad_hidden = torch.baddbmm(total * keep, flat, weight)
             if begins is not None:
                 grad_hidden = grad_hidden.masked_fill(begins, 0.0)
         grad_content = to_content * arrived
-        grad_inputs = torch.cat([parted[:, :, :2].flatten(2), grad_content], -1)
-        rows = grad_recurrent.flatten(0, 1)
-        grad_weight = rows.t() @ before.flatten(0, 1)
-        return grad_inputs, grad_weight, rows.sum(0), grad_hidden, None
+        grad_inputs = torch.cat([parted[:, :, :, :2].flatten(3), grad_content], -1)
+        rows = _rows(grad_recurrent)
+        grad_weight = rows.transpose(1, 2) @ _rows(before)
+        return grad_inputs, grad_weight, rows.sum(1), grad_hidden, None
 
 
 def _steps(resets: Tensor, parts: tuple[Tensor, ...]) -> list[Any]:
-    """For each step: a mask [N, 1] of the rows that reset there, None if none; then the parts."""
+    """For each step a mask [1, N, 1] of the rows that reset there, None if none, and the parts."""
     begins = [
         row if any_reset else None
         for row, any_reset in zip(
-            resets.unsqueeze(-1).unbind(), resets.any(1).tolist(), strict=True
+            resets[:, None, :, None].unbind(), resets.any(1).tolist(), strict=True
         )
     ]
     return list(zip(begins, *(part.unbind() for part in parts), strict=True))
 
 
 def _before(states: Tensor, start: Tensor, resets: Tensor) -> Tensor:
-    """States [T, N, D] as each step found them: those of the step before, 0 where it resets."""
+    """States [T, G, N, D] as each step found them: those of the step before, 0 where it resets."""
     found = torch.cat([start.unsqueeze(0), states[:-1]])
-    return found.masked_fill(resets.unsqueeze(-1), 0.0)
+    return found.masked_fill(resets[:, None, :, None], 0.0)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[T, G, N, D] as [G, T · N, D]."""
+    return x.transpose(0, 1).flatten(1, 2)

@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Every memory on the tasks of `atari`: bash scripts/ours/atari.sh [--size gpu] [--dry-run] …
+exec "${PYTHON:-python}" -m rl_lab bench networks --set atari "$@"

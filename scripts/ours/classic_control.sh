@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Every memory on the tasks of `classic_control`: bash scripts/ours/classic_control.sh [--size gpu] [--dry-run] …
+exec "${PYTHON:-python}" -m rl_lab bench networks --set classic_control "$@"

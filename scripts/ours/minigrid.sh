@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Every memory on the tasks of `minigrid`: bash scripts/ours/minigrid.sh [--size gpu] [--dry-run] …
+exec "${PYTHON:-python}" -m rl_lab bench networks --set minigrid "$@"

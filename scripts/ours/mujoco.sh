@@ -1,0 +1,3 @@
+#!/usr/bin/env bash
+# Every memory on the tasks of `mujoco`: bash scripts/ours/mujoco.sh [--size gpu] [--dry-run] …
+exec "${PYTHON:-python}" -m rl_lab bench networks --set mujoco "$@"

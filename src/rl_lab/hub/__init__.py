@@ -1,0 +1,1 @@
+"""Publish policies on the Hugging Face hub, and load those of others without running their code."""

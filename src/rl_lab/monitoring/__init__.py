@@ -1,0 +1,1 @@
+"""Monitors: conditions on metrics that tell a researcher early that something is wrong."""

@@ -1,0 +1,70 @@
+"""What the monitors of a run saw: told, written down, saved, and a reason to stop where asked."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core.schema import RunConfig
+from rl_lab.core.spec import Discrete, EnvSpec
+from rl_lab.display.sinks import Sinks
+from rl_lab.monitoring.catalog import monitors_of, of_machine
+from rl_lab.monitoring.watch import Watch
+from rl_lab.records.alerts import read_alerts, write_alerts
+from rl_lab.records.run_directory import RunDirectory
+
+
+class Alerts:
+    """Looks at every row of metrics, and is saved with the run: a resumed one alerts the same.
+
+    What is about a clock or a machine has a file of its own and is not saved.
+    """
+
+    def __init__(self, config: RunConfig, spec: EnvSpec, folder: Path, sinks: Sinks) -> None:
+        self.policy, self.total = config.logging.alerts.policy, config.training.total_timesteps
+        self.sinks, self.directory = sinks, RunDirectory(folder)
+        found = monitors_of(config, discrete=isinstance(spec.action, Discrete))
+        self.learning = Watch({n: each for n, each in found.items() if not of_machine(each)})
+        self.machine = Watch({n: each for n, each in found.items() if of_machine(each)})
+        self.machine.alerts = read_alerts(self.directory.timing_alerts_file)
+        self.stop_reason: str | None = None
+
+    def look(self, step: int, row: Mapping[str, float], timing: Mapping[str, float]) -> None:
+        """One row: tell what is wrong with it."""
+        self._judge(self.learning, self.directory.alerts_file, step, row)
+        self._judge(self.machine, self.directory.timing_alerts_file, step, timing)
+
+    def look_closely(self, step: int, row: Mapping[str, float]) -> None:
+        """A row of `--debug`."""
+        self._judge(self.machine, self.directory.timing_alerts_file, step, row)
+
+    def names(self) -> list[str]:
+        """The monitors that have fired, in their order, each once."""
+        return list(
+            dict.fromkeys(each.monitor for each in self.learning.alerts + self.machine.alerts)
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the same rows would give again."""
+        return self.learning.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there: later alerts are forgotten, as later rows of metrics are."""
+        before = len(read_alerts(self.directory.alerts_file))
+        self.learning.load_state_dict(state)
+        if before or self.learning.alerts:
+            self._write(self.directory.alerts_file, self.learning)
+
+    def _judge(self, watch: Watch, file: Path, step: int, row: Mapping[str, float]) -> None:
+        found = watch.look(step, row, share=min(step / self.total, 1.0))
+        if found:
+            self._write(file, watch)
+        for alert in found:
+            self.sinks.alert(alert)
+            if (watch.monitors[alert.monitor].policy or self.policy) == "stop":
+                self.stop_reason = alert.text
+
+    def _write(self, file: Path, watch: Watch) -> None:
+        try:
+            write_alerts(file, watch.alerts)
+        except OSError as error:
+            self.sinks.warn(f"{file.name} could not be written: {error.strerror}")

@@ -1,0 +1,205 @@
+"""Monitors in real runs: planted faults, exactness, resume, stopping, and who hears of it."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from rl_lab.cli.main import main
+from rl_lab.core.errors import RunError
+from rl_lab.core.state import fingerprint
+from rl_lab.display.sinks import Sink
+from rl_lab.records import faults
+from rl_lab.records.alerts import Alert, read_alerts, write_alerts
+from rl_lab.run import efficiency
+from rl_lab.run.session import resume, train
+from tiny_runs import final_state, tiny_config, tiny_run
+
+PPO, DQN, SAC = "CartPole-v1:ppo_defaults", "CartPole-v1:dqn", "Pendulum-v1:sac"
+BROKEN = (PPO, "algorithm.learning_rate=10")
+
+
+def fired(run):
+    return {each.monitor for each in read_alerts(run.alerts_file)}
+
+
+class Heard(Sink):
+    def __init__(self):
+        self.said, self.alerts = [], []
+
+    def say(self, message):
+        self.said.append(message)
+
+    def alert(self, alert):
+        self.alerts.append(alert)
+
+
+# -- planted faults -------------------------------------------------------------------------------
+
+LEARNING = ("algorithm.learning_starts=64", "algorithm.batch_size=16")
+STILL = ("MountainCar-v0:ppo_defaults", "algorithm.learning_rate=1e-12")
+SPOILT = "training.callbacks={x: {type: spoil}}"
+FAULTS = {
+    "kl_high": BROKEN,
+    "clip_high": (PPO, "algorithm.learning_rate=0.01", "algorithm.clip_range=1e-4"),
+    "entropy_collapse": BROKEN,
+    "critic_useless": BROKEN,
+    "gradient_jump": (PPO, SPOILT),
+    "kl_low": STILL,
+    "no_progress": (*STILL, "training.total_timesteps=4096"),
+    "value_explosion": (DQN, *LEARNING, SPOILT),
+    "td_error_jump": (DQN, *LEARNING, SPOILT),
+    "temperature_high": (SAC, *LEARNING, "algorithm.initial_temperature=50"),
+    "temperature_low": (SAC, *LEARNING, "algorithm.temperature=1e-7"),
+}
+
+
+@pytest.fixture(autouse=True)
+def spoiling(names_restored):
+    from rl_lab import Callback, register
+
+    @register("callback", "spoil")
+    class Spoil(Callback):
+        """Late in the run, every weight is made 300 times as large."""
+
+        def __init__(self, config):
+            self.updates = 0
+
+        def after_update(self, run, hook):
+            self.updates += 1
+            if self.updates == 13:
+                for weight in run.algorithm.learner.module.parameters():
+                    weight.data.mul_(300)
+
+
+@pytest.mark.parametrize("monitor", FAULTS)
+def test_each_fires_on_a_planted_fault(monitor, tmp_path):
+    assert monitor in fired(tiny_run(tmp_path, *FAULTS[monitor]).run)
+
+
+@pytest.mark.parametrize("spec", [PPO, DQN, SAC])
+def test_none_fires_in_a_run_that_is_well(spec, tmp_path):
+    words = ("algorithm.learning_rate=0.01",) if spec == PPO else LEARNING
+    # A thousand steps are too few to gain anything; that this is said is right.
+    assert fired(tiny_run(tmp_path, spec, *words).run) <= {"no_progress"}
+
+
+def test_memory_disk_and_time_have_a_file_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(efficiency, "memory_bytes", lambda: efficiency.resident_bytes())
+    monkeypatch.setattr(efficiency.shutil, "disk_usage", lambda _: SimpleNamespace(free=0.5e9))
+    words = ("algorithm.learning_rate=0.01", "logging.alerts.max_hours=1e-9")
+    run = tiny_run(tmp_path, PPO, *words).run
+    assert not run.alerts_file.exists()
+    found = {each.monitor: each for each in read_alerts(run.timing_alerts_file)}
+    assert set(found) == {"memory_high", "disk_low", "late"}
+    assert found["disk_low"].value == 0.5
+    assert run.read_summary()["alerts"] == list(found)
+
+
+# -- exactness ------------------------------------------------------------------------------------
+
+
+def learned(run):
+    state = final_state(run)
+    state["parts"].pop("alerts")
+    return fingerprint(state), run.metrics_file.read_bytes()
+
+
+@pytest.mark.parametrize("words", [BROKEN, (DQN, *LEARNING)])
+def test_training_with_and_without_monitors_is_the_same(words, tmp_path):
+    on = tiny_run(tmp_path / "on", *words).run
+    off = tiny_run(tmp_path / "off", *words, "logging.alerts.policy=ignore").run
+    assert learned(on) == learned(off)
+    assert not off.alerts_file.exists()
+
+
+def test_a_killed_run_has_the_same_alerts(tmp_path, monkeypatch):
+    straight = tiny_run(tmp_path / "a", *BROKEN, "checkpoint.every_steps=192").run
+    faults.reset()
+    monkeypatch.setenv("RL_LAB_FAULT", "hook.after:error@19")
+    with pytest.raises(OSError, match="injected at hook"):
+        tiny_run(tmp_path / "b", *BROKEN, "checkpoint.every_steps=192")
+    monkeypatch.delenv("RL_LAB_FAULT")
+    (killed,) = (tmp_path / "b").glob("*/alerts.jsonl")
+    later = Alert(960, "kl_high", "train/approx_kl", 1.0, "of a future that was lost", "")
+    write_alerts(killed, [*read_alerts(killed), later])
+    resumed = resume("@last", root=tmp_path / "b").run
+    assert resumed.alerts_file.read_bytes() == straight.alerts_file.read_bytes()
+    assert len(straight.alerts_file.read_bytes().splitlines()) >= 3
+    assert final_state(resumed)["parts"]["alerts"] == final_state(straight)["parts"]["alerts"]
+
+
+def test_a_checkpoint_from_before_there_were_monitors_goes_on(tmp_path, tiny):
+    run = tiny(*BROKEN)
+    state = run.state()
+    del state["parts"]["alerts"]
+    run.load(state)
+    assert run.run() and run.alerts.names()
+
+
+# -- what becomes of an alert ---------------------------------------------------------------------
+
+
+def test_stop_saves_and_ends_the_run_and_a_resume_goes_on(tmp_path):
+    with pytest.raises(RunError, match=r"stopped by a monitor: .*at step \d+.*try: "):
+        tiny_run(tmp_path, *BROKEN, "logging.alerts.policy=stop")
+    (folder,) = tmp_path.glob("CartPole*")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "failed" and summary["saved_step"] == summary["env_steps"] < 1024
+    assert "stopped by a monitor" in summary["error"]
+    while True:  # each alert stops it once
+        try:
+            assert resume("@last", root=tmp_path).summary["status"] == "finished"
+            break
+        except RunError as error:
+            assert "stopped by a monitor" in str(error)
+
+
+def test_one_monitor_may_stop_what_others_only_warn_of(tmp_path):
+    own = "{metric: eval/return_mean, below: 1e9, rows: 1, policy: stop}"
+    short = f"logging.alerts.monitors={{short: {own}}}"
+    with pytest.raises(RunError, match="stopped by a monitor: short at step 256"):
+        tiny_run(tmp_path, *BROKEN, short)
+
+
+def test_the_run_its_log_its_report_and_the_lists_tell_of_it(tmp_path, capsys):
+    heard = Heard()
+    config = tiny_config(*BROKEN, "logging.report=true")
+    run = train(config, root=tmp_path, view=lambda *_: [heard]).run
+    lines = [each for each in heard.said if each.startswith("ALERT kl_high at step ")]
+    assert len(lines) == 1 and "(try: " in lines[0]
+    assert lines[0] in run.log_file.read_text()
+    assert heard.alerts == read_alerts(run.alerts_file)
+    assert main(["report", run.id, "--runs-dir", str(tmp_path)]) == 0
+    for page in ("report.md", "report.html"):
+        assert heard.alerts[0].message in (run.path / page).read_text()
+    capsys.readouterr()
+    assert main(["show", run.id, "--runs-dir", str(tmp_path)]) == 0
+    assert heard.alerts[0].message in capsys.readouterr().out
+    assert main(["list", "--runs-dir", str(tmp_path)]) == 0
+    assert "kl_high" in capsys.readouterr().out
+    assert (
+        main(["list", "--filter", "alerts=*kl_high*", "--json", "--runs-dir", str(tmp_path)]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)[0]["alerts"][0] in {e.monitor for e in heard.alerts}
+
+
+def test_a_full_disk_costs_a_warning(tmp_path, monkeypatch):
+    heard = Heard()
+
+    def full(file, alerts):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("rl_lab.run.alerts.write_alerts", full)
+    outcome = train(tiny_config(*BROKEN), root=tmp_path, view=lambda *_: [heard])
+    assert outcome.exit_code == 0
+    assert "WARNING: alerts.jsonl could not be written: No space left on device" in heard.said
+
+
+def test_damaged_lines_hide_no_other(tmp_path):
+    good = Alert(1, "a", "m", 2.0, "x", "y")
+    file = tmp_path / "alerts.jsonl"
+    write_alerts(file, [good])
+    file.write_text(file.read_text() + '{"step": 1}\n3\nnonsense\n' + file.read_text())
+    assert read_alerts(file) == [good, good]
+    assert read_alerts(tmp_path / "none.jsonl") == []
