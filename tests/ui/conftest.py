@@ -13,7 +13,7 @@ from tiny_runs import tiny_run
 TOKEN = "a-token-of-the-tests"
 HOST = "http://127.0.0.1:7860"
 ALERT = {
-    "time": "20261118-200000", "step": 256, "monitor": "kl", "metric": "train/approx_kl",
+    "step": 256, "monitor": "kl", "metric": "train/approx_kl", "value": 0.3,
     "message": "KL is 0.3, above 0.1", "tip": "lower algorithm.learning_rate",
 }  # fmt: skip
 

@@ -54,7 +54,7 @@ def folder(made_runs, tmp_path_factory):
     name = re.search(r"^  name: .*$", text, re.MULTILINE)[0]
     nasty.config_file.write_text(text.replace(name, f"  name: {json.dumps(NASTY)}", 1))
     (nasty.path / "labels.json").write_text(json.dumps({"tags": [NASTY], "notes": NASTY}))
-    alert = dict.fromkeys(("time", "monitor", "metric", "message", "tip"), NASTY)
+    alert = {"value": 1.0, **dict.fromkeys(("monitor", "metric", "message", "tip"), NASTY)}
     (nasty.path / "alerts.jsonl").write_text(json.dumps({**alert, "step": 5}) + "\n")
     nasty.log_file.parent.mkdir(exist_ok=True)
     nasty.log_file.write_text(NASTY)

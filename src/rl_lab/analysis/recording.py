@@ -16,7 +16,7 @@ from torch import Tensor
 from rl_lab.algorithms.base import Algorithm
 from rl_lab.algorithms.dreamer.open_loop import SEEN
 from rl_lab.collect.collector import to_tensor
-from rl_lab.collect.play import Played, play
+from rl_lab.collect.play import Moment, Played, episode
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, Array, Batch, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.schedule import at
@@ -92,11 +92,6 @@ def record_policy(
     with stop_on_signals(stop), closing(_make(loaded)) as env:
         draws = env.render_mode is not None
 
-        def begin() -> None:
-            nonlocal steps
-            steps = _Steps()
-            player.reset()
-
         def show() -> None:
             if draws:
                 frame = picture_of(env.render(), config.environment.id)
@@ -117,31 +112,21 @@ def record_policy(
             steps.actions.append(player.to_action(steps.chosen[-1])[0])
             return steps.actions[-1]
 
-        last: list[Any] = []
-
-        def stepped(obs: Any, reward: float) -> None:
-            steps.rewards.append(reward)
-            last[:] = [obs]
-
-        own = seeds(seed, PURPOSE, episodes)
         with loaded.context.rng.borrowed(f"{PURPOSE}/"):
-            for number, each in enumerate(
-                play(
-                    env,
-                    act,
-                    seeds=own,
-                    max_steps=max_steps,
-                    begin=begin,
-                    show=show,
-                    stepped=stepped,
-                    interrupted=lambda: stop.requested,
-                ),
-                1,
-            ):
-                see(last[0])  # where it ended
-                found.append(_episode(loaded, steps, each, own[number - 1]))
-                played.append(each)
-                tell(number, each)
+            for number, own in enumerate(seeds(seed, PURPOSE, episodes), 1):
+                steps, now = _Steps(), Moment()
+                player.reset()
+                for now in episode(env, act, own, max_steps=max_steps):
+                    steps.rewards += [now.reward] if now.length else []
+                    show()
+                    if stop.requested:
+                        break
+                if not now.over:
+                    break
+                see(now.obs)  # where it ended
+                played.append(Played(now.total, now.length, now.terminated))
+                found.append(_episode(loaded, steps, played[-1], own))
+                tell(number, played[-1])
         facts = {
             "run": loaded.run.id,
             "step": loaded.step,

@@ -20,14 +20,14 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """An episode that is being played: what it paid so far, and whether it is over."""
+    """An episode that is being played: what is seen, what it paid, and whether it is over."""
 
+    obs: Any = None
+    reward: float = 0.0  # of the last step
     total: float = 0.0
     length: int = 0
     terminated: bool = False
     over: bool = False
-    obs: object = None
-    reward: float = 0.0  # of the last step
 
 
 def episode(
@@ -35,14 +35,14 @@ def episode(
 ) -> Iterator[Moment]:
     """An episode of a single environment of Gymnasium's kind: its begin, and every step of it."""
     obs, _ = env.reset(seed=seed)
-    now = Moment(obs=obs)
+    now = Moment(obs)
     yield now
     while not now.over:
         obs, reward, terminated, truncated, _ = env.step(act(obs))
         length = now.length + 1
         over = bool(terminated or truncated or length == max_steps)
-        total = now.total + float(reward)
-        now = Moment(total, length, bool(terminated), over, obs, float(reward))
+        paid = float(reward)
+        now = Moment(obs, paid, now.total + paid, length, bool(terminated), over)
         yield now
 
 
@@ -54,21 +54,17 @@ def play(
     max_steps: int | None = None,
     begin: Callable[[], None] = nothing,
     show: Callable[[], None] = nothing,
-    stepped: Callable[[Any, float], None] = lambda obs, reward: None,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[Played]:
     """One episode for each seed, in a single environment of Gymnasium's kind.
 
     `begin` is called before every episode, `show` at every frame of it: the first one, and the one
-    after each step; `stepped` after each step, with what it brought. `interrupted` is called before
-    every step; it ends the iterator.
+    after each step. `interrupted` is called before every step; it ends the iterator.
     """
     for seed in seeds:
         begin()
         now = Moment()
         for now in episode(env, act, seed, max_steps=max_steps):
-            if now.length:
-                stepped(now.obs, now.reward)
             show()
             if not now.over and interrupted():
                 return

@@ -1,6 +1,5 @@
 """One run as data for its page: results, checkpoints, films, alerts, the end of its log."""
 
-import json
 import os
 import shlex
 from collections.abc import Mapping
@@ -9,6 +8,7 @@ from typing import Any
 
 from rl_lab.core.errors import UserError
 from rl_lab.display.metric_style import Display
+from rl_lab.records.alerts import read_alerts
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import CorruptCheckpoint, read_manifest
 from rl_lab.records.files import open_to_read
@@ -18,8 +18,6 @@ from rl_lab.records.metrics import plain
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.source import read_provenance
 
-ALERTS = "alerts.jsonl"  # a JSON object per line: time, step, monitor, metric, message, tip
-ALERT_KEYS = ("time", "step", "monitor", "metric", "message", "tip")
 MOST_ALERTS = 200
 LOG_BYTES = 64 * 1024
 MEDIA = {
@@ -31,7 +29,15 @@ MEDIA = {
 }
 MEDIA_FOLDERS = ("videos", "pictures")
 MOST_MEDIA = 200
-WATCHED = ("summary.json", "labels.json", ALERTS, "checkpoints", "recordings", *MEDIA_FOLDERS)
+WATCHED = (
+    "summary.json",
+    "labels.json",
+    "alerts.jsonl",
+    "timing_alerts.jsonl",
+    "checkpoints",
+    "recordings",
+    *MEDIA_FOLDERS,
+)
 
 
 def facts(run: RunDirectory, root: Path) -> dict[str, Any]:
@@ -89,15 +95,10 @@ def styles(display: Display, names: list[str]) -> list[dict[str, Any]]:
 
 def alerts(run: RunDirectory) -> list[dict[str, Any]]:
     """The last warnings of the run's monitors, the newest first."""
-    found = []
-    for line in tail(run.path / ALERTS).splitlines():
-        try:
-            alert = json.loads(line)
-        except (ValueError, RecursionError):  # the beginning of a tail, or a damaged line
-            continue
-        if isinstance(alert, dict):
-            found.append({key: plain(alert.get(key)) for key in ALERT_KEYS})
-    return found[: -MOST_ALERTS - 1 : -1]
+    files = (run.alerts_file, run.timing_alerts_file)
+    found = [alert for file in files for alert in read_alerts(file)]
+    found.sort(key=lambda alert: alert.step, reverse=True)
+    return [alert.to_tree() for alert in found[:MOST_ALERTS]]
 
 
 def tail(path: Path) -> str:
