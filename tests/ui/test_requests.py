@@ -90,7 +90,7 @@ def test_curves(client, named):
 def test_settings_say_where_they_come_from(client, named):
     rows = get(client, f"/api/runs/{named('ppo', 1).id}/config")["settings"]
     by_path = {row["path"]: row for row in rows}
-    assert by_path["algorithm.gamma"]["origin"] == "default"
+    assert by_path["checkpoint.keep_best"]["origin"] == "default"
     changed = by_path["algorithm.rollout_steps"]
     assert changed["value"] == 16 != changed["default"]
     assert changed["origin"] == "preset or file"
