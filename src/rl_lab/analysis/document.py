@@ -103,8 +103,8 @@ class More:
 Block = More | Heading | Paragraph | Items | Grid | Code | Media | Drawing
 KINDS = {
     ".png": "image/png",
-    ".svg": "image/svg+xml",
     ".gif": "image/gif",
+    ".svg": "image/svg+xml",
     ".mp4": "video/mp4",
     ".webm": "video/webm",
 }
@@ -221,4 +221,5 @@ def _html_media(block: Media) -> str:
 
 
 def _is_picture(block: Media) -> bool:
-    return KINDS.get(Path(block.file).suffix, "").startswith("image/")
+    suffix = Path(block.file).suffix
+    return suffix == ".svg" or KINDS.get(suffix, "").startswith("image/")

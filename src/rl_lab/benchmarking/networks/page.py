@@ -32,24 +32,20 @@ COLUMNS = (
     "update ms", "latency ms", "MFLOPs", "state bytes", "peak RAM GB", "parameters",
 )  # fmt: skip
 BAR, LENGTH = 24.0, 300.0
-SPEEDS: tuple[tuple[str, Callable[[Row], float | None]], ...] = (
-    ("environment steps per second of training", lambda row: row.timing.get(STEPS)),
-    ("milliseconds of one update", lambda row: row.timing.get(UPDATE)),
-    ("milliseconds to act in all environments", lambda row: row.timing.get(LATENCY)),
-    ("bytes of state per environment", lambda row: row.state_bytes or None),
+SPEEDS: tuple[tuple[str, str, Callable[[Row], float | None]], ...] = (
+    ("steps", "environment steps per second of training", lambda row: row.timing.get(STEPS)),
+    ("update", "milliseconds of one update", lambda row: row.timing.get(UPDATE)),
+    ("latency", "milliseconds to act in all environments", lambda row: row.timing.get(LATENCY)),
+    ("state", "bytes of state per environment", lambda row: row.state_bytes or None),
 )
-
-Pictures = dict[str, tuple[str, Chart | str]]  # name -> title, and a chart or SVG
 
 
 def write_page(results: Results, folder: Path) -> list[Path]:
     """report.md, report.html, report.csv and the pictures; what was written."""
-    drawings = pictures(results)
-    files = {
-        f"{name}.svg": to_svg(drawing) if isinstance(drawing, Chart) else drawing
-        for name, (_, drawing) in drawings.items()
-    }
-    blocks = document(results, drawings)
+    charts = {task: chart for task in results.tasks if (chart := curves(results, task))}
+    speeds = speed_pictures(results)
+    files = {f"curves_{task}.svg": to_svg(chart) for task, chart in charts.items()} | speeds
+    blocks = document(results, charts, speeds)
     files["report.md"] = to_markdown(results.title, blocks)
     files["report.html"] = to_html(results.title, blocks)
     files["report.csv"] = to_csv(results)
@@ -58,7 +54,9 @@ def write_page(results: Results, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def document(results: Results, drawings: Pictures) -> list[Block]:
+def document(
+    results: Results, charts: Mapping[str, Chart], speeds: Mapping[str, str]
+) -> list[Block]:
     """The whole report."""
     found = rows(results)
     blocks: list[Block] = [Paragraph(_introduction(results))]
@@ -71,11 +69,11 @@ def document(results: Results, drawings: Pictures) -> list[Block]:
         blocks += [Heading(f"{task}: {facts['steps']:,} steps{goal}"), table(own, results)]
         if facts.get("published"):
             blocks += [_published(own, facts)]
-        if (name := f"curves_{task}") in drawings:
-            blocks.append(_drawing(name, drawings))
-    speeds = [name for name in drawings if name.startswith("speed_")]
+        if task in charts:
+            blocks.append(Drawing("learning curves", f"curves_{task}.svg", charts[task]))
     if speeds:
-        blocks += [Heading("Speed and size"), *(_drawing(name, drawings) for name in speeds)]
+        blocks.append(Heading("Speed and size"))
+        blocks += [Media(file, file, picture.encode()) for file, picture in speeds.items()]
     if results.skipped:
         lines = [f"{task}: {reason}" for task, reason in results.skipped.items()]
         blocks += [Heading("Left out"), Items(lines)]
@@ -147,20 +145,17 @@ def to_csv(results: Results) -> str:
     return file.getvalue()
 
 
-def pictures(results: Results) -> Pictures:
-    """Name -> title and picture: learning curves of each task, and bars of speed and size."""
-    found: Pictures = {}
-    for task in results.tasks:
-        if (chart := curves(results, task)) is not None:
-            found[f"curves_{task}"] = chart.title, chart
-    for number, (title, take) in enumerate(SPEEDS):
+def speed_pictures(results: Results) -> dict[str, str]:
+    """File -> SVG: bars of each measure of speed and size."""
+    found = {}
+    for name, title, take in SPEEDS:
         by_memory: dict[str, list[float]] = {}
         for row in rows(results):
             if (value := take(row)) is not None:
                 by_memory.setdefault(row.title, []).append(value)
-        values = {name: float(np.median(each)) for name, each in by_memory.items()}
+        values = {memory: float(np.median(each)) for memory, each in by_memory.items()}
         if values:
-            found[f"speed_{number}"] = title, bars(f"{title} (median over tasks)", values)
+            found[f"{name}.svg"] = bars(f"{title} (median over tasks)", values)
     return found
 
 
@@ -242,13 +237,6 @@ def _method(results: Results) -> list[str]:
     if results.machine:
         lines.append(f"machine: {results.machine['cpu']}, {results.machine['cpu_count']} cores")
     return lines
-
-
-def _drawing(name: str, drawings: Pictures) -> Block:
-    title, picture = drawings[name]
-    if isinstance(picture, Chart):
-        return Drawing(title, f"{name}.svg", picture)
-    return Media(title, f"{name}.svg", picture.encode())
 
 
 def _best(values: Sequence[float | None], choose: Callable[[list[float]], float]) -> float | None:
