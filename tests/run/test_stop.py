@@ -34,8 +34,10 @@ def test_who_holds_the_lock_is_interrupted(tmp_path):
 def test_a_number_in_the_file_is_not_enough(tmp_path):
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     (tmp_path / "run.lock").write_text(f"{other.pid}\n")
-    with pytest.raises(UserError, match="not in training"):
-        stop_run(RunDirectory(tmp_path))
-    assert other.poll() is None
-    other.kill()
-    other.wait()
+    try:
+        with pytest.raises(UserError, match="not in training"):
+            stop_run(RunDirectory(tmp_path))
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
