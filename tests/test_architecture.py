@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "api": L3 | {"analysis", "objects", "hub"},
     "objects": L3,
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
-    "ui": L3 | {"api", "ui"},
+    "ui": L3 | {"analysis", "tuning", "ui"},
     "benchmarking": L3 | {"api", "analysis", "tuning", "algorithms.base", "benchmarking"},
     "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
     "__main__": {"cli"},
@@ -68,6 +68,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "tuning": NUMBERS | {"optuna", "yaml"},
     "hub": NUMBERS | {"yaml", "gymnasium", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"},
     "benchmarking": NUMBERS | {"matplotlib"},
+    "ui": {"numpy", "starlette", "uvicorn"},
 }
 
 # The files that write to disk, and what. Everything else goes through `records/commit.py`.

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 
 from rl_lab.analysis.grid import play_side_by_side
 from rl_lab.analysis.playing import Playback, check_show, play_policy
+from rl_lab.analysis.recording import Recorded, record_policy
 from rl_lab.analysis.verify import Verdict
 from rl_lab.analysis.verify import verify as verify_run
 from rl_lab.analysis.view import with_report
@@ -531,6 +532,52 @@ def play_grid(
     finally:
         for each in loaded:
             each.context.train_environment.close()
+
+
+def record(
+    reference: "str | Path | Run",
+    *,
+    episodes: int = 3,
+    seed: int = 0,
+    sample: bool = False,
+    max_steps: int | None = None,
+    runs_dir: Folder | None = None,
+    trust: bool = False,
+    tell: Callable[[int, Played], None] = lambda number, episode: None,
+    warn: Callable[[str], None] = python_warning,
+) -> Recorded:
+    """Record episodes of a trained policy step by step, for the inspector of `rl-lab ui`.
+
+    Args:
+        reference: A run or checkpoint, as for `evaluate`.
+        episodes: Number of episodes.
+        seed: Of the episodes: the same ones for every checkpoint and run.
+        sample: Sample actions instead of taking the most likely ones.
+        max_steps: Cut episodes after this many steps.
+        runs_dir: Where runs live.
+        trust: Import code that the run names, although this user did not make the run.
+        tell: Called with the number and the result of each episode when it is over.
+        warn: Called with a sentence about each damaged checkpoint that was skipped.
+
+    Returns:
+        The folder of the recording, and the returns.
+    """
+    if episodes < 1 or (max_steps is not None and max_steps < 1):
+        raise UserError("record: episodes and max_steps must be at least 1")
+    _check_types(sample=sample, trust=trust)
+    name, root, _ = _find(reference, runs_dir)
+    loaded = policy.load(name, root, seed=seed, deterministic=not sample, trust=trust, warn=warn)
+    try:
+        return record_policy(
+            loaded,
+            seed=seed,
+            episodes=episodes,
+            deterministic=not sample,
+            max_steps=max_steps,
+            tell=tell,
+        )
+    finally:
+        loaded.context.train_environment.close()
 
 
 def load_policy(

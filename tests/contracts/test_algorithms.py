@@ -236,6 +236,8 @@ def test_every_number_may_follow_a_schedule(tmp_path, name, key, start):
     short += ["evaluation.test_episodes=0", schedule]
     if (name, key) == ("dreamer_v1", "entropy"):
         short.append("algorithm.squashed=false")  # with it, the entropy is not known
+    if key == "reconstruction_coefficient":
+        short.append("network.memory.type=gru")  # whose features are decoded
     outcome = tiny_run(tmp_path, *words(name, home(name), *short))
     assert outcome.summary["status"] == "finished"
     assert outcome.summary["env_steps"] == 128

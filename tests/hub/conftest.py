@@ -32,12 +32,3 @@ def hub(monkeypatch, tmp_path):
     with running_hub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         yield hub
-
-
-def files_of(folder):
-    """A folder as a dict of its files."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import files_of
 from doctored import CODE
+from hub_server import files_of
 from rl_lab.cli.main import main
 from rl_lab.hub.contents import LIST
 from rl_lab.records.commit import encode_manifest, entry_of

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 import rl_lab
-from conftest import files_of
-from hub_server import USER
+from hub_server import USER, files_of
 from rl_lab.cli.main import main
 from rl_lab.core.errors import UserError
 from rl_lab.hub import bundle as bundling

@@ -17,12 +17,12 @@ STEPS, ENVS = 12, 4
 
 
 def rollout(seed=0):
-    """Episodes that end at different steps, twice in one column, never in another, and at a cut."""
+    """Episodes that end at different steps, twice in one column, once in others, and at a cut."""
     generator = torch.Generator().manual_seed(seed)
     obs, following = torch.randn(2, STEPS, ENVS, 3, generator=generator)
     action = torch.randint(2, (STEPS, ENVS), generator=generator)
     ended = torch.zeros(STEPS, ENVS, dtype=torch.bool)
-    for t, n in ((1, 0), (2, 0), (5, 1), (7, 2), (11, 2)):
+    for t, n in ((1, 0), (2, 0), (1, 3), (5, 1), (7, 2), (11, 2)):
         ended[t, n] = True
     resets = torch.cat([torch.tensor([[True, True, False, False]]), ended[:-1]])
     return obs, action, following, resets, ended

@@ -177,3 +177,12 @@ def running_hub():
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def files_of(folder):
+    """A folder as a dict of its files."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rl_lab.core.batch import Action, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.compiled import Compiled
@@ -67,6 +68,14 @@ class Algorithm(ABC):
         Default: `act`, which is right where that uses neither numpy nor Python numbers.
         """
         return self.act(obs, state, deterministic=True)
+
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """What the policy thinks of N observations, to be shown: nothing is drawn or changed.
+
+        `obs` and `state` are as `act` gets them. Any of `value` [N], `q_values` [N, A],
+        `probabilities` [N, A] of discrete actions, and `mean` and `std` [N, A] of a Box.
+        """
+        return {}
 
     def initial_state(self, batch: int) -> Any:
         """What a memory starts an episode with; None without memory."""

@@ -350,6 +350,12 @@ class DQN(Algorithm):
             return Action(anything, state)
         return Action(np.where(explores, anything, self._greedy(obs, noise)), state)
 
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """The value of each action, and of the best legal one."""
+        values, mask = self.model(obs), self.model.mask(obs)
+        legal = values if mask is None else masked(values, mask)
+        return {"q_values": values, "value": legal.amax(-1)}
+
     def _greedy(self, obs: Obs, noise: Tensor | None = None) -> Array:
         """The best legal actions [N]."""
         if self.numpy_values is not None:

@@ -31,6 +31,7 @@ from rl_lab.core.batch import (
     Metrics,
     Obs,
 )
+from rl_lab.core.distributions import described
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.optim import OptimizerConfig
@@ -288,6 +289,11 @@ class PPO(Algorithm):
     def greedy(self, obs: Any, state: Any) -> Action:
         """The mode, by operations on tensors alone."""
         return self.policy.greedy(obs, state)
+
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """The distribution over actions, and the value."""
+        policy, value = self.model.look(obs, state)
+        return {**described(policy), "value": value}
 
     def initial_state(self, batch: int) -> Any:
         """What the memories start an episode with; None without one."""

@@ -305,6 +305,13 @@ class R2D2(Algorithm):
         after = {MEMORY: memory, PREVIOUS: as_vector(self.space, action)}
         return Action(action, after, {LATENT: packed(memory)} if self.keeps else {})
 
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """The value of each action, and of the best legal one."""
+        values, _ = self.model.step(obs, state[PREVIOUS], state[MEMORY])
+        mask = self.model.mask(obs)
+        legal = values if mask is None else masked(values, mask)
+        return {"q_values": values, "value": legal.amax(-1)}
+
     # ----------------------------------------------------------------------------------- learning
 
     def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:

@@ -53,7 +53,7 @@ from rl_lab.core.batch import (
 )
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.compiled import Compiled
-from rl_lab.core.distributions import Categorical, SquashedGaussian
+from rl_lab.core.distributions import Categorical, SquashedGaussian, described
 from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.options import option
 from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
@@ -368,6 +368,20 @@ class SAC(Algorithm):
     def greedy(self, obs: Any, state: Any) -> Action:
         """The action of the mean, by operations on tensors alone."""
         return Action(self.policy(self.normalizer(obs)).mode(), state)
+
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """The distribution over actions, and by the smallest critic the value of its mode.
+
+        Of discrete actions: the values of all, and their mean under the policy.
+        """
+        obs = self.normalizer(obs)
+        policy = self.policy(obs)
+        if isinstance(policy, Categorical):
+            values = self.critic.module(obs).amin(0)
+            shown = described(policy)
+            return {**shown, "q_values": values, "value": (shown["probabilities"] * values).sum(-1)}
+        value = self.critic.module(obs, policy.mode()).amin(0)
+        return {**described(policy), "value": value}
 
     def initial_state(self, batch: int) -> Any:
         """With gSDE, a noise matrix for each environment; else None."""

@@ -7,10 +7,13 @@ time order; an episode that was cut short is bootstrapped from where it stopped,
 ever, by SARSA with the mean over the action that it would have taken next.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from rl_lab.algorithms.base import Algorithm, Optimized, Roles
 from rl_lab.core.batch import (
@@ -182,6 +185,11 @@ class Tabular(Algorithm):
         if deterministic:
             return Action(values.argmax(axis=1))
         return Action(epsilon_greedy(values, self.epsilon, self.action_rng))
+
+    def describe(self, obs: Obs, state: object) -> Mapping[str, Tensor]:
+        """The value of each action, and of the best one."""
+        values = torch.from_numpy(self.tables[:, self.states(obs)].mean(axis=0))
+        return {"q_values": values, "value": values.amax(-1)}
 
     def states(self, obs: Obs) -> Array:
         """Rows of the table for observations [..., N]; of several indices the last counts fast."""

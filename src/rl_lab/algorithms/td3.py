@@ -210,6 +210,12 @@ class TD3(Algorithm):
             action = (action + noise).clamp(-1.0, 1.0)
         return Action(action, state)
 
+    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+        """The action without noise, and the smallest value that a critic gives it."""
+        obs = self.normalizer(obs)
+        action = self.actor.module(obs)
+        return {"mean": action, "value": self.critic.module(obs, action).amin(0)}
+
     def track_statistics(self, trajectory: Batch) -> None:
         """Count each new frame in the observation statistics."""
         self.normalizer.update_statistics(trajectory[OBS])

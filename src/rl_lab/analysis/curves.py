@@ -138,12 +138,12 @@ def align(curves: Sequence[Curve]) -> tuple[Steps, Array]:
     return steps, np.array(rows)
 
 
-def thinned(curve: Curve) -> Curve:
-    """At most `POINTS` points: of each stretch the smallest and the largest, so that peaks stay."""
-    if len(curve.steps) <= POINTS:
+def thinned(curve: Curve, points: int = POINTS) -> Curve:
+    """At most `points` points: of each stretch the smallest and the largest, so that peaks stay."""
+    if len(curve.steps) <= points:
         return curve
     kept: set[int] = {0, len(curve.steps) - 1}
-    for stretch in np.array_split(np.arange(len(curve.steps)), POINTS // 2 - 1):
+    for stretch in np.array_split(np.arange(len(curve.steps)), points // 2 - 1):
         values = curve.values[stretch]
         kept |= {int(stretch[values.argmin()]), int(stretch[values.argmax()])}
     places = np.array(sorted(kept))

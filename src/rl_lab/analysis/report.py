@@ -24,9 +24,8 @@ from rl_lab.analysis.document import (
 from rl_lab.analysis.export import blocks_of
 from rl_lab.analysis.groups import Run, load_run
 from rl_lab.analysis.plots import PANELS, comparison_chart, described, main_chart, run_chart
+from rl_lab.analysis.settings import AUTO, changed_settings
 from rl_lab.analysis.statistics import normal_interval
-from rl_lab.config.tree import leaves, to_tree
-from rl_lab.config.validate import validate
 from rl_lab.core.errors import UserError
 from rl_lab.display.chart import Chart, to_svg
 from rl_lab.display.metric_style import Display, load_display
@@ -223,19 +222,14 @@ def _videos(folder: Path) -> list[Block]:
 def _settings(run: Run) -> list[Block]:
     """What differs from the defaults of the algorithm, and what `auto` chose."""
     heading = Heading("Settings that are not the defaults")
-    names = {key: run.config.get(key) for key in ("environment.id", "algorithm.name")}
     try:
-        tree = {"environment": {"id": run.task}, "algorithm": {"name": names["algorithm.name"]}}
-        defaults = dict(leaves(to_tree(validate(tree, {}, existing=True))))
+        changed = changed_settings(run)
     except UserError as error:  # an algorithm of a plug-in that is not here
         return [heading, Paragraph(f"Not known: {str(error).splitlines()[0]}")]
-    changed = {
-        path: (defaults.get(path, "-"), value)
-        for path, value in run.config.items()
-        if defaults.get(path, "-") != value and path not in names
-    }
-    own = [[path, str(a), str(b)] for path, (a, b) in changed.items() if a != "auto"]
-    chosen = [f"{path} {value}" for path, (a, value) in changed.items() if a == "auto"]
+    own = [
+        [each.path, str(each.default), str(each.value)] for each in changed if each.default != AUTO
+    ]
+    chosen = [f"{each.path} {each.value}" for each in changed if each.default == AUTO]
     blocks: list[Block] = [heading]
     blocks.append(Grid(["key", "default", "here"], own) if own else Paragraph("None."))
     if chosen:

@@ -30,6 +30,7 @@ from rl_lab.cli.list_runs import list_runs
 from rl_lab.cli.play import play
 from rl_lab.cli.printing import prints_to_stderr
 from rl_lab.cli.publish import publish
+from rl_lab.cli.record import record
 from rl_lab.cli.replay_crash import replay_crash
 from rl_lab.cli.report import report
 from rl_lab.cli.show import show
@@ -37,6 +38,7 @@ from rl_lab.cli.smoke import smoke
 from rl_lab.cli.sweep import sweep
 from rl_lab.cli.tag import tag
 from rl_lab.cli.train import train
+from rl_lab.cli.ui import ui
 from rl_lab.cli.verify import verify
 from rl_lab.cli.wandb_dashboard import wandb_dashboard
 from rl_lab.core.errors import RunError, UserError
@@ -56,8 +58,10 @@ GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
         "envs": envs,
     },
     "Look at what was learned": {
+        "ui": ui,
         "evaluate": evaluate,
         "play": play,
+        "record": record,
         "imagine": imagine,
         "show": show,
         "list": list_runs,

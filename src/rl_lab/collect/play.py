@@ -20,8 +20,10 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Moment:
-    """An episode that is being played: what it paid so far, and whether it is over."""
+    """An episode that is being played: what is seen, what it paid, and whether it is over."""
 
+    obs: Any = None
+    reward: float = 0.0  # of the last step
     total: float = 0.0
     length: int = 0
     terminated: bool = False
@@ -33,13 +35,14 @@ def episode(
 ) -> Iterator[Moment]:
     """An episode of a single environment of Gymnasium's kind: its begin, and every step of it."""
     obs, _ = env.reset(seed=seed)
-    now = Moment()
+    now = Moment(obs)
     yield now
     while not now.over:
         obs, reward, terminated, truncated, _ = env.step(act(obs))
         length = now.length + 1
         over = bool(terminated or truncated or length == max_steps)
-        now = Moment(now.total + float(reward), length, bool(terminated), over)
+        paid = float(reward)
+        now = Moment(obs, paid, now.total + paid, length, bool(terminated), over)
         yield now
 
 

@@ -178,6 +178,21 @@ class SquashedGaussian:
         return (-0.5 * noise.square() - self.log_std - HALF_LOG_TWO_PI - volume).sum(-1)
 
 
+def described(policy: Distribution | SquashedGaussian) -> dict[str, Tensor]:
+    """A distribution as numbers to be shown: `probabilities`, or `mean` and `std` of each axis.
+
+    Of a squashed one they are those before the squashing, and the mean is squashed.
+    """
+    if isinstance(policy, Categorical):
+        return {"probabilities": policy.log_probs.exp()}
+    if isinstance(policy, MultiCategorical):
+        parts = policy.logits.split(policy.nvec, dim=-1)
+        return {"probabilities": torch.cat([part.softmax(-1) for part in parts], -1)}
+    if isinstance(policy, DiagonalGaussian | SquashedGaussian):
+        return {"mean": policy.mode(), "std": policy.log_std.exp().expand_as(policy.mean)}
+    return {}
+
+
 def action_noise(action: Space, lead: Sequence[int], generator: Generator) -> Tensor:
     """What `pick` wants for actions of this space, [*lead, …]."""
     empty = partial(torch.empty, *lead, device=generator.device)

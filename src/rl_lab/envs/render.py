@@ -56,6 +56,13 @@ def make_shown(config: EnvironmentConfig, *, window: bool) -> gym.Env[Any, Any]:
     return env
 
 
+def make_unseen(config: EnvironmentConfig) -> gym.Env[Any, Any]:
+    """The same without pictures, for an environment that draws nothing."""
+    single = replace(config, vectorization="sync", snapshot="reset")
+    _modes(config, single)
+    return maker(single, training=False)()
+
+
 def has_screen() -> bool:
     """Whether a window could be opened, as far as the environment variables tell."""
     if sys.platform != "linux":

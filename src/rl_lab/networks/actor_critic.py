@@ -131,6 +131,16 @@ class ActorCritic(nn.Module):
         new_state = {role: moved for role, (_, moved) in steps.items()}
         return self.actor(steps[self.actor_torso][0], mask), new_state
 
+    def look(self, obs: Obs, state: State) -> tuple[Distribution, Tensor]:
+        """The distribution and the value of one time step [N, …]; memories stay as they are."""
+        if not self.has_memory:
+            policy, value, _ = self(obs, state, None)
+            return policy, value
+        mask, obs = self._mask(obs), self.normalizer(obs)
+        features = {role: torso.step(obs, state[role])[0] for role, torso in self.torsos.items()}
+        policy = self.actor(features[self.actor_torso], mask)
+        return policy, self._value(features[self.critic_torso])
+
     def pure_policy(self, num_envs: int, generator: Generator) -> Policy | None:
         """The policy as a pure function; with a memory it would have to carry its state along."""
         if self.has_memory:

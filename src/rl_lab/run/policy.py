@@ -152,16 +152,29 @@ class Policy:
             ValueError: The observation does not fit the observation space.
         """
         batch, single = self.frames.given(obs)
+        action = self.to_action(self.decide(self.tensors(batch), deterministic=deterministic))
+        return action[0] if single else action
+
+    def tensors(self, batch: Obs) -> Obs:
+        """Rows of observations as the algorithm takes them, with as many rows of memory."""
         count = len(first_leaf(batch))
         algorithm, device = self.loaded.algorithm, self.loaded.config.experiment.device
         if self.rows != count:
             self.memory, self.rows = algorithm.initial_state(count), count
+        return to_tensor(map_leaves(np.ascontiguousarray, batch), device)
+
+    def decide(self, obs: Obs, *, deterministic: bool = True) -> Array:
+        """Actions in policy space for `tensors`; a memory moves one step on."""
         with torch.no_grad():
-            tensors = to_tensor(map_leaves(np.ascontiguousarray, batch), device)
-            decision = algorithm.act(tensors, self.memory, deterministic=deterministic)
+            decision = self.loaded.algorithm.act(obs, self.memory, deterministic=deterministic)
         self.memory = decision.state
-        action = self.to_action(to_array(decision.action))
-        return action[0] if single else action
+        return to_array(decision.action)
+
+    def describe(self, obs: Obs) -> dict[str, Array]:
+        """What the policy thinks of `tensors` before it acts; see `Algorithm.describe`."""
+        with torch.no_grad():
+            found = self.loaded.algorithm.describe(obs, self.memory)
+        return {name: to_array(each) for name, each in found.items()}
 
     def reset(self, rows: NDArray[np.bool_] | None = None) -> None:
         """Clear the memory of a recurrent policy, where an episode begins.

@@ -24,16 +24,18 @@ from rl_lab.config.validate import validate
 from rl_lab.config.values import as_override
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.records.commit import make_directory, write_atomically
+from rl_lab.records.files import read_object
 from rl_lab.records.metrics import plain
 from rl_lab.tuning import jobs
 from rl_lab.tuning.jobs import Job, Pair
-from rl_lab.tuning.space import short_names
-from rl_lab.tuning.sweep_file import Sweep
+from rl_lab.tuning.space import Choice, Range, Space, short_names
+from rl_lab.tuning.sweep_file import Objective, Sweep
 from rl_lab.tuning.tuner import Suggestion, Tuner
 
 Tell = Callable[[str], object]
 Look = Callable[["Driver"], object]
 POLL_SECONDS = 0.1
+JOURNAL = "journal.log"
 LOOK_SECONDS = 2.0  # between two looks at curves that a pruner may cut
 ENDING_SECONDS = 60.0  # to save and end, before they are killed
 
@@ -239,7 +241,7 @@ def run_sweep(
             pruner=sweep.pruner,
             seed=sweep.seed,
             name=sweep.name,
-            journal=folder / "journal.log",
+            journal=folder / JOURNAL,
         )
         _check_trials(sweep, root, tuner)
         driver = Driver(sweep, root, tell, tuner, own_words(sweep), look)
@@ -314,6 +316,26 @@ def _remember(sweep: Sweep, folder: Path) -> None:
             f"sweep '{sweep.name}' was begun with other settings: give the file another name, or "
             f"remove {folder}"
         )
+
+
+def remembered(folder: Path) -> Sweep:
+    """The sweep of a folder, as it was begun; of a search that is not a grid, with any number of
+    trials: that may change on the way.
+    """
+    tree = read_object(folder / "sweep.json")
+    try:
+        found = tree["space"]["dimensions"]
+        kinds = {key: Choice if "values" in each else Range for key, each in found.items()}
+        dimensions = {key: kinds[key](**_tuples(each)) for key, each in found.items()}
+        space = Space(**{**_tuples(tree["space"]), "dimensions": dimensions})
+        objective = Objective(**tree["objective"])
+        return Sweep(**{**_tuples(tree), "space": space, "objective": objective, "trials": 1})
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+        raise UserError(f"{folder / 'sweep.json'} is not a sweep: {error!r}") from error
+
+
+def _tuples(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(each) if isinstance(each, list) else each for key, each in tree.items()}
 
 
 @contextmanager

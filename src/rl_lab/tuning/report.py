@@ -23,10 +23,21 @@ FEW = 8  # different results: with fewer, nothing is said about what mattered
 
 def write_report(sweep: Sweep, tuner: Tuner, folder: Path) -> dict[str, Any]:
     """report.md, best.yaml and pictures in the sweep's folder; the same as data."""
+    facts = sweep_facts(sweep, tuner)
     results = tuner.results()
     winner: Result | None = best(results, sweep.objective.direction)
-    importance = importances(tuner)
-    facts: dict[str, Any] = {
+    if winner is not None:
+        preset = folder / "best.yaml"
+        write_atomically(preset, best_preset(sweep, winner[0].settings).encode())
+        facts["best"] = {"trial": winner[0].number, "value": winner[2], "config": str(preset)}
+    pictures = _pictures(sweep, results, facts["importance"], folder)
+    write_atomically(folder / "report.md", _markdown(sweep, facts, pictures).encode())
+    return facts
+
+
+def sweep_facts(sweep: Sweep, tuner: Tuner) -> dict[str, Any]:
+    """The trials, the best first, and which keys mattered."""
+    return {
         "name": sweep.name,
         "objective": sweep.objective.metric,
         "trials": [
@@ -38,18 +49,11 @@ def write_report(sweep: Sweep, tuner: Tuner, folder: Path) -> dict[str, Any]:
                 "interval": interval(seeds, sweep.objective),
                 "settings": each.settings,
             }
-            for each, state, value in ranked(results, sweep.objective.direction)
+            for each, state, value in ranked(tuner.results(), sweep.objective.direction)
         ],
         "best": None,
-        "importance": importance,
+        "importance": importances(tuner),
     }
-    if winner is not None:
-        preset = folder / "best.yaml"
-        write_atomically(preset, best_preset(sweep, winner[0].settings).encode())
-        facts["best"] = {"trial": winner[0].number, "value": winner[2], "config": str(preset)}
-    pictures = _pictures(sweep, results, importance, folder)
-    write_atomically(folder / "report.md", _markdown(sweep, facts, pictures).encode())
-    return facts
 
 
 def ranked(results: Sequence[Result], direction: str) -> list[Result]:

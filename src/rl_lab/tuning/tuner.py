@@ -49,8 +49,11 @@ class Tuner:
         seed: int = 0,
         name: str = "sweep",
         journal: Path | None = None,
+        read_only: bool = False,
     ) -> None:
-        """Without a `journal`, nothing is kept."""
+        """Without a `journal`, nothing is kept. `read_only`: look at one that another process may
+        be writing; nothing is suggested or told.
+        """
         optuna = _optuna()
         self.space = space if isinstance(space, Space) else parse_space(space)
         self.method, self.seed = method, seed
@@ -59,11 +62,14 @@ class Tuner:
             from optuna.storages import JournalStorage
             from optuna.storages.journal import JournalFileBackend
 
-            if journal.exists():
+            if journal.exists() and not read_only:
                 check_journal(journal)
         with _damage_named(journal):
             if journal is not None:
                 storage = JournalStorage(JournalFileBackend(str(journal)))
+            if read_only:
+                self.study = optuna.load_study(study_name=name, storage=storage)
+                return
             self.study = optuna.create_study(
                 study_name=name,
                 storage=storage,
@@ -143,7 +149,7 @@ class Tuner:
                 each.value if each.state == _state("COMPLETE") else None,
             )
             for each in self.study.get_trials(deepcopy=False)
-            if each.params and REFUSED not in each.user_attrs
+            if set(each.params) >= set(self.space.dimensions) and REFUSED not in each.user_attrs
         ]
 
     def seeds(self, suggestion: Suggestion) -> list[float]:

@@ -1,0 +1,64 @@
+"""The settings of a run beside the defaults of its algorithm, and where each one comes from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rl_lab.analysis.groups import Run
+from rl_lab.config.tree import leaves, to_tree
+from rl_lab.config.validate import validate
+from rl_lab.records.source import read_provenance
+
+AUTO = "auto"
+NONE = "-"  # where there is no default
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One leaf of a configuration."""
+
+    path: str
+    value: Any
+    default: Any
+    origin: str  # default, auto, command line, or preset or file
+
+
+def settings(run: Run) -> list[Setting]:
+    """Every setting of a run; a `UserError` if its algorithm is not known here."""
+    defaults = defaults_of(run)
+    typed = _typed(run)
+    return [
+        Setting(
+            path, value, default := defaults.get(path, NONE), _origin(path, value, default, typed)
+        )
+        for path, value in run.config.items()
+    ]
+
+
+def changed_settings(run: Run) -> list[Setting]:
+    """Those that are not the defaults, but for the names of environment and algorithm."""
+    names = ("environment.id", "algorithm.name")
+    return [each for each in settings(run) if each.value != each.default and each.path not in names]
+
+
+def defaults_of(run: Run) -> Mapping[str, Any]:
+    """The default of each setting, for this algorithm on this environment."""
+    names = {
+        "environment": {"id": run.task},
+        "algorithm": {"name": run.config.get("algorithm.name")},
+    }
+    return dict(leaves(to_tree(validate(names, {}, existing=True))))
+
+
+def _origin(path: str, value: Any, default: Any, typed: set[str]) -> str:
+    if path in typed:
+        return "command line"
+    if value == default:
+        return "default"
+    return AUTO if default == AUTO else "preset or file"
+
+
+def _typed(run: Run) -> set[str]:
+    """The keys of `key=value` in the command that began the run."""
+    words = read_provenance(run.directory).get("command") or []
+    return {str(word).partition("=")[0].lstrip("+") for word in words if "=" in str(word)}

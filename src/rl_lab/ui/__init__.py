@@ -1,0 +1,1 @@
+"""The web page: a small server that shows runs, and an inspector of recorded episodes."""
