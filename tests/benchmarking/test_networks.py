@@ -280,8 +280,9 @@ def test_results_survive_their_file(results: Results, tmp_path: Path):
     assert read_results(file) == results
     assert json.loads(file.read_text())["missing"] == results.missing()
     assert file.read_text().count('"memory": "gru", "seed"') == 2  # a line for each run
-    assert main(["bench", "networks", "--report", str(file)]) == 0
-    assert (tmp_path / "report.html").exists()
+    copy = tmp_path / "deep" / "copy.json"
+    assert main(["bench", "networks", "--report", str(file), "--output", str(copy)]) == 0
+    assert (tmp_path / "report.html").exists() and read_results(copy) == results
     file.write_text('{"benchmark": "networks", "format": 1}')
     with pytest.raises(UserError, match=r"kept.json is damaged"):
         read_results(file)
