@@ -89,9 +89,7 @@ class _Half(MaskObservation):
                 "use MaskObservation with indices"
             )
         size = arguments.vector(env).shape[0]
-        super().__init__(
-            env, [i for i in range(size) if (i in POSITIONS[name]) != self.positions]
-        )
+        super().__init__(env, [i for i in range(size) if (i in POSITIONS[name]) != self.positions])
 
 
 @registry.register("wrapper", "PositionOnly")
