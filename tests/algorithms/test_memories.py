@@ -117,9 +117,7 @@ def test_what_a_memory_holds_can_be_trained_to_reconstruct_the_observation(tiny,
 def test_a_memory_learns_from_what_it_fails_to_reconstruct(memory):
     model = model_of(memory, SPACES["vector"])
     resets = torch.zeros(STEPS, ENVS, dtype=torch.bool)
-    _, _, error = model.evaluate(
-        frames(SPACES["vector"], STEPS, ENVS), model.initial_state(ENVS), resets
-    )
+    _, _, error = model(frames(SPACES["vector"], STEPS, ENVS), model.initial_state(ENVS), resets)
     error.backward()
     for torso in model.torsos.values():
         assert all(each.grad is not None for each in torso.memory.parameters())

@@ -37,6 +37,7 @@ from rl_lab.networks.memory.recurrent import GRU
 from rl_lab.records.run_directory import list_runs
 from rl_lab.run.build import make_environment
 
+ROOT = Path(__file__).parents[2]
 SETS = sorted(file.stem for file in (PACKAGE_CONFIGS / "benchmark").glob("*.yaml"))
 SMALL = {
     "title": "Small",
@@ -170,6 +171,15 @@ def test_the_shipped_sets_can_be_read_in_every_size(name: str):
         assert not set(task.published) - set(DEFAULT)
 
 
+def test_the_kept_results_are_of_the_set_as_it_is():
+    """Else `--known` leaves them out: a preset has changed, and the set must pin what it was."""
+    kept = read_results(ROOT / "benchmarks/results/memories/memory.json")
+    own = [cell for cell in kept.cells if cell["memory"] == "gru"]
+    tasks = read_set(Path("memory")).chosen([cell["task"] for cell in own])
+    cells = plan(tasks, ["gru"], "parameters", lambda line: None).cells
+    assert [cell.hash for cell in cells] == [cell["hash"] for cell in own]
+
+
 def test_bad_sets_are_refused_with_all_problems():
     tree = {**SMALL, "parametres": 3, "sizes": {"gpu": {"steps": {"Crt": 5}}}}
     tree["tasks"] = {"Cart": {"base_config": "CartPole-v1:ppo", "step": 5}}
@@ -280,8 +290,9 @@ def test_results_survive_their_file(results: Results, tmp_path: Path):
     assert read_results(file) == results
     assert json.loads(file.read_text())["missing"] == results.missing()
     assert file.read_text().count('"memory": "gru", "seed"') == 2  # a line for each run
-    assert main(["bench", "networks", "--report", str(file)]) == 0
-    assert (tmp_path / "report.html").exists()
+    copy = tmp_path / "deep" / "copy.json"
+    assert main(["bench", "networks", "--report", str(file), "--output", str(copy)]) == 0
+    assert (tmp_path / "report.html").exists() and read_results(copy) == results
     file.write_text('{"benchmark": "networks", "format": 1}')
     with pytest.raises(UserError, match=r"kept.json is damaged"):
         read_results(file)
@@ -379,7 +390,7 @@ def test_a_killed_benchmark_runs_every_cell_exactly_once(tmp_path: Path):
 
 @pytest.mark.parametrize("door", ["atari", "mujoco", "minigrid", "classic_control"])
 def test_the_doors_call_the_command(door: str):
-    script = Path(__file__).parents[2] / "scripts" / "ours" / f"{door}.sh"
+    script = ROOT / "scripts" / "ours" / f"{door}.sh"
     done = subprocess.run(
         ["bash", str(script), "--help"],
         capture_output=True,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from rl_lab.collect.collector import SAMPLE_EVERY, Stopwatch
 from rl_lab.core.clock import Counters
@@ -67,6 +68,19 @@ def test_the_stopwatch_measures_one_of_sixteen_decisions_and_changes_none():
     assert answers == list(range(1, 3 * SAMPLE_EVERY + 1))
     assert seen == [(number, "state", False) for number in range(3 * SAMPLE_EVERY)]
     assert watch.measured == 3 and watch.seconds >= 3 * 0.002
+
+
+def test_operations_are_counted_at_few_decisions_until_there_are_some():
+    watch, counted = Stopwatch(), []
+
+    def act(obs, state, *, deterministic):
+        if _get_current_dispatch_mode() is not None:
+            counted.append(obs)
+        return obs if obs < 5 else torch.ones(1, 2) @ torch.ones(2, 3)  # at first without a network
+
+    for number in range(1, 40):
+        watch.decide(act, number, None)
+    assert counted == [1, 3, 7] and watch.flops == 2 * 1 * 2 * 3
 
 
 def test_memory_includes_the_children():

@@ -55,7 +55,9 @@ class Stopwatch:
     def decide(self, act: Act, obs: Obs, state: Any) -> Action:
         """What `act` samples; one of `SAMPLE_EVERY` decisions is measured, a run's first is not."""
         self._decisions += 1
-        if not self.flops and self._decisions % SAMPLE_EVERY == 1:
+        # At decisions 1, 3, 7, 15, … until some are seen: a run may begin with random actions, and
+        # of a policy in numpy there are none.
+        if not self.flops and not self._decisions & (self._decisions + 1):
             with FlopCount() as count:
                 action = act(obs, state, deterministic=False)
             self.flops = count.total

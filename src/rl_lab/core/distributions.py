@@ -183,11 +183,8 @@ def described(policy: Distribution | SquashedGaussian) -> dict[str, Tensor]:
 
     Of a squashed one they are those before the squashing, and the mean is squashed.
     """
-    if isinstance(policy, Categorical):
-        return {"probabilities": policy.log_probs.exp()}
-    if isinstance(policy, MultiCategorical):
-        parts = policy.logits.split(policy.nvec, dim=-1)
-        return {"probabilities": torch.cat([part.softmax(-1) for part in parts], -1)}
+    if isinstance(policy, Categorical | MultiCategorical):
+        return {"probabilities": policy.probabilities()}
     if isinstance(policy, DiagonalGaussian | SquashedGaussian):
         return {"mean": policy.mode(), "std": policy.log_std.exp().expand_as(policy.mean)}
     return {}

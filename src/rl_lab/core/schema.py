@@ -211,7 +211,7 @@ class EvaluationConfig(Options):
     episodes: int = option(20, "episodes of one evaluation", low=1)
     num_envs: Literal["auto"] | int = option(
         "auto",
-        "environments that share the episodes; auto: 8, or for vectorised classic control one for "
+        "environments that share the episodes; auto: 8, or for vectorized classic control one for "
         "each episode",
         low=1,
     )

@@ -69,7 +69,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there; a state without monitors begins anew."""
+        """Go on from there; a state without monitors leaves nothing seen."""
         self.seen = {
             name: {metric: Seen(**each) for metric, each in metrics.items()}
             for name, metrics in state.get("seen", {}).items()

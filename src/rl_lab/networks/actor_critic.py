@@ -1,4 +1,4 @@
-"""The actor-critic: normaliser → encoder → memory → heads, with one torso or two."""
+"""The actor-critic: normalizer → encoder → memory → heads, with one torso or two."""
 
 from typing import NamedTuple, cast
 

@@ -24,7 +24,9 @@ class KANConfig(Options):
     grid: int = option(5, "intervals of a spline", low=1)
     k: int = option(3, "degree of a spline's polynomials: 3 is cubic", low=1)
     grid_range: float = option(
-        3.0, "splines reach from its negative to it; beyond it only SiLU is left", above=0
+        3.0,
+        "the grid reaches from its negative to it; outside, splines fade to 0 within `k` intervals",
+        above=0,
     )
 
 

@@ -120,13 +120,19 @@ def again(place: Path, output: Path | None = None) -> Ended:
         keep(results, folder, output)
     else:
         write_page(results, folder)
+        copy(results, output)
     return Ended(results, folder)
 
 
 def keep(results: Results, folder: Path, output: Path | None) -> None:
-    """Write the results and their report; and the results once more, to be kept elsewhere."""
+    """Write the results, their report, and a copy of the results."""
     write_results(results, folder / FILE)
     write_page(results, folder)
+    copy(results, output)
+
+
+def copy(results: Results, output: Path | None) -> None:
+    """The results as a file to be kept elsewhere, if one is named."""
     if output is not None:
         make_directory(output.parent)
         write_results(results, output)

@@ -229,7 +229,8 @@ def _method(results: Results) -> list[str]:
         "steps to threshold: the first evaluation at or above it, median over the seeds with one",
         "steps/s, update, latency: measured alone, in turns with the other memories of the task; "
         "latency is one step of all environments",
-        "MFLOPs: floating-point operations of one decision of one environment",
+        "MFLOPs: floating-point operations of one decision of one environment; none are counted in "
+        "numpy, in which small networks without a memory act",
         "peak RAM: the largest resident size of a training process, the libraries included",
     ]
     if commits:

@@ -15,7 +15,7 @@ from rl_lab.benchmarking.collect import collecting
 from rl_lab.benchmarking.measure import Tell, interleave, silent, spread
 from rl_lab.benchmarking.networks.cells import Cell, configured
 from rl_lab.benchmarking.update import filled, updating
-from rl_lab.collect.collector import to_tensor
+from rl_lab.collect.collector import to_array, to_tensor
 from rl_lab.config.resolve import resolve
 from rl_lab.core.errors import UserError
 from rl_lab.run.build import make_algorithm, make_context
@@ -81,7 +81,9 @@ def _acting(algorithm: Algorithm, seconds: float) -> Callable[[], float]:
         state, taken = algorithm.initial_state(count), 0
         started = time.perf_counter()
         while (spent := time.perf_counter() - started) < seconds or not taken:
-            state = algorithm.act(obs, state, deterministic=False).state
+            decision = algorithm.act(obs, state, deterministic=False)
+            to_array(decision.action)  # a GPU has to be waited for
+            state = decision.state
             taken += 1
         return 1e3 * spent / taken
 

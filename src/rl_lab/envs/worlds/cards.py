@@ -85,10 +85,10 @@ class RepeatFirst(World):
 
 
 class CountRecall(World):
-    """Say how often the asked kind of card was dealt so far; ±1 / (cards − 1) for each answer.
+    """Say how often one kind of card was dealt so far; ±1 / (cards − 1) for each answer.
 
-    The observation is (kind of the card dealt last, kind that is asked for). There are 2 kinds, the
-    colours, or as many as `kinds` says: 4 suits, 13 ranks.
+    The observation is (kind of the card dealt last, kind to be counted). There are 2 kinds, the
+    colors, or as many as `kinds` says: 4 suits, 13 ranks.
     """
 
     optimum = 1.0
@@ -100,7 +100,7 @@ class CountRecall(World):
         self.action_space = gym.spaces.Discrete(self.cards // kinds + 1)
 
     def begin(self, random: np.random.Generator) -> dict[str, Any]:
-        """Two shuffled packs: one is dealt and counted, the other one asks."""
+        """Two shuffled packs: one is dealt, the other one has the kinds to be counted."""
         pack, asked = (random.permutation(self.cards) % self.kinds for _ in range(2))
         return {"pack": pack, "asked": asked, "dealt": 1}
 

@@ -15,7 +15,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.envs.worlds.world import Moved, State, World, WorldEnv
 
 NORTH, SOUTH, EAST, WEST = range(4)
-LIMIT = 3  # an active episode is truncated after so many times the length of the corridor
+LIMIT = 3  # an active episode is truncated after LIMIT × length steps
 
 
 class TMaze(World):
@@ -23,9 +23,10 @@ class TMaze(World):
 
     North (0) or south (1) at the junction ends the episode: +1 if the sign said so, else −1. An
     observation is (sign, junction): ±1 at cell 0, and 1 at the junction; in between, nothing.
-    Passive: an episode begins at cell 0, and every other step moves one cell to the east at no
-    cost. Active: it begins at cell 1, there are the actions east (2) and west (3), too, and any
-    step in the corridor but one to the east costs 1 / length. Without a memory the best is 0.
+    Passive: an episode begins at cell 0, and every step before the junction moves one cell to the
+    east at no cost. Active: it begins at cell 1, there are the actions east (2) and west (3), too,
+    and every step costs 1 / length, but for one to the east in the corridor and the one that ends
+    the episode. Without a memory the best is 0.
     """
 
     def __init__(self, length: int = 10, active: bool = False) -> None:

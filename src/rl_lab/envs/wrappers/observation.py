@@ -89,8 +89,7 @@ class _Half(MaskObservation):
                 "use MaskObservation with indices"
             )
         size = arguments.vector(env).shape[0]
-        shown = [i for i in range(size) if (i in POSITIONS[name]) == self.positions]
-        super().__init__(env, [i for i in range(size) if i not in shown])
+        super().__init__(env, [i for i in range(size) if (i in POSITIONS[name]) != self.positions])
 
 
 @registry.register("wrapper", "PositionOnly")

@@ -1,4 +1,4 @@
-"""No memory, LSTM and GRU, which honour resets inside of a sequence.
+"""No memory, LSTM and GRU, with resets inside of a sequence.
 
 A step is a plain cell. A sequence is a loop over time with a backward pass of its own: autograd
 would keep a node for every small operation of every step. The compiler gets the plain cells.

@@ -90,7 +90,7 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.heads, -1))
 
     def _distance_score(self, query: Tensor, x: Tensor) -> Tensor:
-        """What a query thinks of each distance, [N, H, T, M + T]."""
+        """The part of the score that depends on the distance, [N, H, T, M + T]."""
         steps, length = x.shape[0], self.length
         away = torch.arange(length, -1, -1, device=x.device, dtype=x.dtype)  # M … 0
         table = self._split(self.distance(waves(away, x.shape[-1])))  # [M + 1, H, W]
