@@ -34,7 +34,8 @@ TINY = [
     "logging.tensorboard=false",
     *("--total-timesteps", "300"),  # typed last, so it wins
 ]
-FEW = ["algorithm.rollout_steps=8", "algorithm.epochs=1", "algorithm.minibatches=1"]
+FEW = ["algorithm.rollout_steps=8", "algorithm.epochs=1"]
+FEW += ["algorithm.minibatches=1", "algorithm.batch_size=null"]  # whatever a preset says
 LITTLE = [  # instead of 6 cars and room for 100,000 of their frames
     "environment.num_envs=2",
     "environment.vectorization=sync",

@@ -189,7 +189,8 @@ def train(spec: str, file: str, *words: str) -> int:
 
 def check_told(error: str, said: str, file: str, id: str) -> None:
     """One sentence; the line after it says how to go on, if there is a run."""
-    first, *rest = [line for line in error.splitlines() if not line.startswith("WARNING")]
+    beside = ("WARNING", "ALERT")  # what a run has to say of itself
+    first, *rest = [line for line in error.splitlines() if not line.startswith(beside)]
     assert re.search(said.replace("FILE", re.escape(file)).replace("X", re.escape(id)), first)
     assert "Traceback" not in error
     assert all("rl-lab" in line for line in rest), rest
