@@ -173,6 +173,17 @@ def test_recording_from_the_page(client, named):
     assert len(numbers["q_values"][0]) == 2
 
 
+def test_a_run_whose_process_is_gone_is_not_shown_as_running(client, named):
+    run = named("ppo", 2)
+    run.write_summary({**run.read_summary(), "status": "running"})
+    run.lock_file.write_text(str(os.getpid()))
+    alive = get(client, f"/api/runs/{run.id}/pulse")
+    assert get(client, f"/api/runs/{run.id}")["row"]["status"] == "running"
+    run.lock_file.write_text(str(2**40))
+    assert get(client, f"/api/runs/{run.id}")["row"]["status"] == "killed"
+    assert get(client, f"/api/runs/{run.id}/pulse")["facts"] != alive["facts"]
+
+
 def test_a_recorder_may_print_more_than_a_pipe_holds(tmp_path, monkeypatch):
     code = "import sys; sys.stderr.write('x\\n' * 100_000); sys.exit('error: no luck')"
     program = tmp_path / "python"

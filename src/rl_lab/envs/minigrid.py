@@ -28,7 +28,7 @@ WORDS = " ".join(_TEXT).split()
 OTHERS = 16  # numbers for words that are not in the list, by a checksum
 VOCABULARY = 1 + len(WORDS) + OTHERS  # 0: there is no word here
 MOST_WORDS = 32  # of a mission whose length nothing says: those of BabyAI
-KINDS = (11, 6, 4)  # codes of a cell: object, colour, state
+KINDS = (11, 6, 4)  # codes of a cell: object, color, state
 _NUMBERS = {word: 1 + index for index, word in enumerate(WORDS)}
 
 
@@ -104,7 +104,7 @@ class ImgObs(gym.ObservationWrapper[Any, Any, Any]):
 
 @registry.register("wrapper", "RGBImgPartialObs")
 class RGBImgPartialObs(gym.ObservationWrapper[Any, Any, Any]):
-    """What the agent sees as colours, `tile_size` pixels for each cell, instead of codes."""
+    """What the agent sees as colors, `tile_size` pixels for each cell, instead of codes."""
 
     def __init__(
         self, env: gym.Env[Any, Any], tile_size: Annotated[int, limits(low=1)] = 8
@@ -124,7 +124,7 @@ class RGBImgPartialObs(gym.ObservationWrapper[Any, Any, Any]):
 
 @registry.register("wrapper", "FlatGrid")
 class FlatGrid(gym.ObservationWrapper[Any, Any, Any]):
-    """One vector of zeros and ones: object, colour and state of every cell, and the direction.
+    """One vector of zeros and ones: object, color and state of every cell, and the direction.
 
     It goes through an MLP, which is much faster on a CPU than convolutions. The mission is left
     out: it is for tasks whose mission never changes.

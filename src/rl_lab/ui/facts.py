@@ -13,7 +13,7 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import CorruptCheckpoint, read_manifest
 from rl_lab.records.files import open_to_read
 from rl_lab.records.formatting import visible
-from rl_lab.records.index import row_of
+from rl_lab.records.index import row_of, true_status
 from rl_lab.records.metrics import plain
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.source import read_provenance
@@ -47,6 +47,7 @@ def facts(run: RunDirectory, root: Path) -> dict[str, Any]:
     except UserError as error:
         summary = {"error": str(error)}
     row = row_of(run, root)
+    row["status"] = true_status(run.path, row["status"])
     provenance = read_provenance(run)
     git = provenance.get("git")
     return {
@@ -70,7 +71,7 @@ def stamp(run: RunDirectory) -> dict[str, int]:
             found[name] = (run.path / name).stat().st_size
         except OSError:
             found[name] = 0
-    times = []
+    times: list[object] = [true_status(run.path, "running")]  # its process may be killed
     for name in WATCHED:
         try:
             times.append((run.path / name).stat().st_mtime_ns)

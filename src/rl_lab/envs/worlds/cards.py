@@ -88,7 +88,7 @@ class CountRecall(World):
     """Say how often the asked kind of card was dealt so far; ±1 / (cards − 1) for each answer.
 
     The observation is (kind of the card dealt last, kind that is asked for). There are 2 kinds, the
-    colours, or as many as `kinds` says: 4 suits, 13 ranks.
+    colors, or as many as `kinds` says: 4 suits, 13 ranks.
     """
 
     optimum = 1.0

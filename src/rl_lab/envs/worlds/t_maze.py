@@ -15,7 +15,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.envs.worlds.world import Moved, State, World, WorldEnv
 
 NORTH, SOUTH, EAST, WEST = range(4)
-LIMIT = 3  # an active episode is truncated after so many times the length of the corridor
+LIMIT = 3  # an active episode is truncated after this many lengths of the corridor
 
 
 class TMaze(World):
