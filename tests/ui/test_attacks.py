@@ -177,6 +177,7 @@ def test_links_that_leave_the_folder(client, root, named, secret, what):
         run.path.rename(elsewhere)
         (root / elsewhere.name).symlink_to(elsewhere)
         name = elsewhere.name
+        assert name not in client.get("/api/runs").text
     elif what == "file":
         run.metrics_file.unlink()
         run.metrics_file.symlink_to(secret)

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,9 @@ def _media(run: RunDirectory) -> list[dict[str, Any]]:
     files = []
     for folder in MEDIA_FOLDERS:
         for file in (run.path / folder).glob("**/*"):
-            if file.suffix in MEDIA and file.is_file() and not file.name.startswith("."):
+            if file.suffix not in MEDIA or file.name.startswith(".") or not file.is_file():
+                continue
+            with suppress(FileNotFoundError):  # it has just gone
                 status = file.stat()
                 name = file.relative_to(run.path).as_posix()
                 kind = MEDIA[file.suffix].partition("/")[0]
