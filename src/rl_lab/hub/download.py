@@ -142,5 +142,8 @@ def _download(
         for name, entry in entries.items():
             check_file(get(name), entry, f"{reference}: {name}")
         shutil.rmtree(place / ".cache", ignore_errors=True)  # notes of the client
-        if not folder.exists():  # another process may have been first
+        try:
             place.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first
+                raise
