@@ -259,7 +259,10 @@ def test_every_float_of_every_algorithm_can_be_scheduled(name: str, key: str) ->
         ways = ways[1:]  # it must not end at 0
     for written in ways:
         more = {"squashed": False} if (name, key) == ("dreamer_v1", "entropy") else {}
-        config = validate({**BASE, "algorithm": {"name": name, key: written, **more}}, {})
+        tree = {**BASE, "algorithm": {"name": name, key: written, **more}}
+        if key == "reconstruction_coefficient":
+            tree["network"] = {"memory": {"type": "gru"}}  # whose features are decoded
+        config = validate(tree, {})
         value = getattr(config.algorithm, key)
         assert isinstance(value, Schedule) and value.total == config.training.total_timesteps
         assert value(0) == 0.5 and value(10**9) == value.end

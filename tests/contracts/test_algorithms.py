@@ -179,7 +179,8 @@ RESUMED = [
 
 @cache
 def hooks_of(name: str) -> list[str]:
-    bare = object.__new__(catalog.algorithm_class(name))  # what it offers is a fact of its class
+    found = catalog.algorithm_class(name)
+    bare = object.__new__(getattr(found, "algorithm", found))  # of a `Version` its class
     return ["collect", "evaluate", *bare.hooks]
 
 
