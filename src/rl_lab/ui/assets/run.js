@@ -15,6 +15,7 @@ export function runPage(place, name, tab, parameters, go) {
 
   async function load() {
     page.facts = await get(["runs", name]);
+    if (page.closed) return;
     document.title = `${called(page.facts.row)} ${page.facts.row.id} · RL Lab`;
     drawHead();
     if (!own.contains(document.activeElement)) drawLabels(); // what is being typed stays
@@ -94,6 +95,7 @@ export function runPage(place, name, tab, parameters, go) {
   async function begin() {
     try {
       await load();
+      if (page.closed) return;
       const views = { curves, episodes: inspector, config, checkpoints, media, alerts, log };
       page.view = views[page.tab](view, name, page.facts, parameters, go);
       page.stamps = await get(["runs", name, "pulse"]);
