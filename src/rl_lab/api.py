@@ -455,9 +455,10 @@ def play(
     loaded = load(name)
 
     def other(offset: int) -> Policy:
-        """The policy so many checkpoints later; the first one follows the last one."""
+        """The policy `offset` checkpoints later; the first one follows the last one."""
         nonlocal loaded
-        steps = CheckpointStore(loaded.run.checkpoints).steps()
+        # A run in training may have deleted the one that plays.
+        steps = sorted({loaded.step, *CheckpointStore(loaded.run.checkpoints).steps()})
         step = steps[(steps.index(loaded.step) + offset) % len(steps)]
         loaded.context.train_environment.close()
         loaded = load(f"{loaded.run.path}:{step}")
@@ -515,7 +516,7 @@ def play_grid(
     loaded: list[policy.LoadedPolicy] = []
     try:
         for reference in references:
-            name, root, _ = _find(reference, runs_dir)
+            name, root = _find_policy(reference, runs_dir, trust)
             options: dict[str, Any] = {"deterministic": not sample, "trust": trust, "warn": warn}
             loaded.append(policy.load(name, root, seed=seed, **options))
         with ExitStack() as borrowed:

@@ -103,6 +103,12 @@ def test_what_cannot_be_delivered_is_counted_and_the_url_is_not_shown(server, co
     assert line.startswith("WARNING: webhook: 1 alerts were not delivered: ") and "9" not in line
 
 
+def test_an_address_that_http_cannot_take_ends_no_thread(capsys):
+    (line,) = sent("http://127.0.0.1:9/s3cr3t x", ALERT)
+    assert line == "WARNING: webhook: 1 alerts were not delivered: InvalidURL"
+    assert "s3cr3t" not in capsys.readouterr().err
+
+
 def test_a_silent_server_costs_the_training_nothing_and_its_end_a_moment(server, monkeypatch):
     monkeypatch.setattr(WebhookSink, "patience", 0.3)
     http, said = server(None), []

@@ -87,6 +87,7 @@ def test_secret_variables_are_hidden_wherever_their_value_appears(monkeypatch):
         '"api_key": "short1"',
         "password: hunter2hunter2hunter2",
         "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+        "    webhook: https://hooks.slack.com/services/T0/B0/abc",
         "eyJhbGciOiJI." + "eyJzdWIiOiIx." + "SflKxwRJSMeK",
     ],
 )

@@ -97,6 +97,17 @@ def test_tensorboard_shows_it_as_a_moving_picture(tmp_path):
     assert image.encoded_image_string == film.read_bytes()
 
 
+@pytest.mark.needs("tensorboard")
+def test_a_video_that_cannot_be_shown_leaves_tensorboard_its_scalars(tmp_path, caplog):
+    sink = TensorBoardSink(tmp_path / "events")
+    for name in ("eval-1.gif", "eval-1.mp4"):
+        (tmp_path / name).write_bytes(b"no film")
+        sink.film(1, tmp_path / name)
+    sink.write(1, {"eval/return_mean": 1.0})
+    sink.close()
+    assert len(caplog.records) == 2 and "TensorBoard shows no video: " in caplog.text
+
+
 def test_wandb_gets_videos_and_alerts(tmp_path, monkeypatch):
     """What reaches the library, recorded in its place; nothing leaves this machine."""
     folder = tmp_path / "fake"

@@ -112,6 +112,7 @@ def test_a_cookie_alone_changes_nothing_without_an_origin(stranger, named):
         (415, {"data": {"add": "x"}}),  # what a form of another page could send
         (415, {"content": b'{"add": ["x"]}', "headers": {"content-type": "text/plain"}}),
         (413, {"json": {"notes": "x" * 70_000}}),
+        (413, {"json": {}, "headers": {"Transfer-Encoding": "chunked", "Content-Length": "2"}}),
         (400, {"json": [1]}),
         (400, {"json": {"add": "x"}}),
         (400, {"json": {"add": [1]}}),
@@ -177,6 +178,7 @@ def test_links_that_leave_the_folder(client, root, named, secret, what):
         run.path.rename(elsewhere)
         (root / elsewhere.name).symlink_to(elsewhere)
         name = elsewhere.name
+        assert name not in client.get("/api/runs").text
     elif what == "file":
         run.metrics_file.unlink()
         run.metrics_file.symlink_to(secret)

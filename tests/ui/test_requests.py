@@ -1,12 +1,19 @@
 """Every route of the server, asked by a client that has the token."""
 
 import json
+import os
+import signal
+import sys
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from rl_lab.display.png import decode_png
 from rl_lab.records.labels import read_labels
+from rl_lab.records.run_directory import RunDirectory
+from rl_lab.ui.episodes import Recorders
 from ui.conftest import ALERT
 
 pytestmark = pytest.mark.needs("starlette", "uvicorn", "httpx")
@@ -164,6 +171,45 @@ def test_recording_from_the_page(client, named):
     assert [each["name"] for each in found["recordings"]] == ["step_000000000256-seed_3"]
     numbers = get(client, f"{base}/step_000000000256-seed_3/0")["numbers"]
     assert len(numbers["q_values"][0]) == 2
+
+
+def test_a_run_whose_process_is_gone_is_not_shown_as_running(client, named):
+    run = named("ppo", 2)
+    run.write_summary({**run.read_summary(), "status": "running"})
+    run.lock_file.write_text(str(os.getpid()))
+    alive = get(client, f"/api/runs/{run.id}/pulse")
+    assert get(client, f"/api/runs/{run.id}")["row"]["status"] == "running"
+    run.lock_file.write_text(str(2**40))
+    assert get(client, f"/api/runs/{run.id}")["row"]["status"] == "killed"
+    assert get(client, f"/api/runs/{run.id}/pulse")["facts"] != alive["facts"]
+
+
+def test_a_recorder_may_print_more_than_a_pipe_holds(tmp_path, monkeypatch):
+    code = "import sys; sys.stderr.write('x\\n' * 100_000); sys.exit('error: no luck')"
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c \"{code}\"\n")
+    program.chmod(0o755)
+    run, recorders = RunDirectory(tmp_path / "a-run"), Recorders(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(program))
+    recorders.start(run, {})
+    recorders.running["a-run"].process.wait(60)
+    assert recorders.state(run) == {"recording": False, "error": "no luck"}
+
+
+def test_sigterm_ends_the_server_and_stops_its_recorders(tmp_path):
+    from rl_lab.ui.server import prepare
+
+    before, stopped = signal.getsignal(signal.SIGTERM), []
+    served = replace(prepare(tmp_path, port=0), stop_recorders=lambda: stopped.append(True))
+    wait = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    wait.start()
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            served.run()
+    finally:
+        wait.join()
+        signal.signal(signal.SIGTERM, before)
+    assert stopped == [True]
 
 
 def test_labels(client, named):

@@ -17,7 +17,7 @@ class Controls:
     single: bool = False  # one frame although it is paused
     speed: float = 1.0
     again: bool = False  # the episode begins again
-    move: int = 0  # so many checkpoints later (or earlier)
+    move: int = 0  # this many checkpoints later, or earlier
     leave: bool = False
 
     def press(self, key: str) -> None:

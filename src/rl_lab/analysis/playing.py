@@ -90,7 +90,7 @@ def play_policy(
     """Play one episode for each seed: into `video`, or in a window, or into the run's `videos/`.
 
     In a window keys pause, step, change the speed, begin again and go to another checkpoint, which
-    `other` loads, so many later. The first Ctrl-C ends it after the step at hand; what was filmed
+    `other` loads. The first Ctrl-C ends it after the step at hand; what was filmed
     so far becomes the film.
     """
     loaded = player.loaded

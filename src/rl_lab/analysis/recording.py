@@ -20,7 +20,7 @@ from rl_lab.collect.play import Moment, Played, episode
 from rl_lab.core.batch import OBS, PREVIOUS_ACTION, RESET, REWARD, Array, Batch, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.schedule import at
-from rl_lab.core.tree import map_leaves, picked
+from rl_lab.core.tree import copied, map_leaves, picked
 from rl_lab.display.png import encode_png
 from rl_lab.display.video import USUAL_FPS, picture_of
 from rl_lab.envs.render import make_shown, make_unseen
@@ -101,7 +101,7 @@ def record_policy(
         def see(obs: Any) -> Obs:
             batch, _ = player.frames.given(obs)
             tensors = player.tensors(batch)
-            steps.obs.append(batch)
+            steps.obs.append(copied(batch))  # the environment may reuse its arrays
             steps.thoughts.append(player.describe(tensors))
             if player.memory is not None:
                 steps.norms.append(_norm(player.memory))

@@ -1,11 +1,14 @@
 """`rl-lab record`: episodes of a checkpoint, step by step, for the inspector of `rl-lab ui`."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_lab.cli.arguments import RUNS, Json, Run, RunsDir, Trust, count
 from rl_lab.cli.printing import cell, say, say_json, warn
+
+if TYPE_CHECKING:
+    from rl_lab.collect.play import Played
 
 
 def record(
@@ -32,7 +35,7 @@ def record(
     """
     from rl_lab import api
 
-    def tell(number: int, episode: Any) -> None:
+    def tell(number: int, episode: "Played") -> None:
         if not as_json:
             end = "ended" if episode.terminated else "truncated"
             say(f"episode {number}: return {cell(episode.total)}, {episode.length:,} steps, {end}")

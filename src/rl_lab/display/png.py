@@ -1,4 +1,4 @@
-"""Pictures as PNG without a library: bytes in colour or grey, and back for those written here."""
+"""Pictures as PNG without a library: bytes in color or gray, and back for those written here."""
 
 import struct
 import zlib
@@ -12,8 +12,9 @@ from rl_lab.core.errors import UserError
 Array = NDArray[Any]  # not from core.batch: a page that shows one needs no torch
 
 _HEAD = b"\x89PNG\r\n\x1a\n"
-_COLOR = {1: 0, 3: 2}  # channels -> PNG's colour type
-_LEVEL = 1  # of compression: fast; drawn frames have few colours
+_COLOR = {1: 0, 3: 2}  # channels -> PNG's color type
+_LEVEL = 1  # of compression: fast; drawn frames have few colors
+MOST_BYTES = 1 << 26  # of a picture that is decoded: its file may come from anywhere
 
 
 def encode_png(picture: Array) -> bytes:
@@ -36,6 +37,8 @@ def decode_png(data: bytes) -> Array:
         channels = {value: key for key, value in _COLOR.items()}[kind]
         (length,) = struct.unpack(">I", data[33:37])
         size = height * (1 + width * channels)
+        if size > MOST_BYTES:
+            raise ValueError("it is too large")
         raw = zlib.decompressobj().decompress(data[41 : 41 + length], size + 1)
         rows = np.frombuffer(raw, np.uint8).reshape(height, 1 + width * channels)
     except (ValueError, KeyError, struct.error, zlib.error) as error:

@@ -1,5 +1,6 @@
 """Where metrics and messages are shown. A sink may fail or be absent: training goes on."""
 
+import logging
 import math
 import os
 import time
@@ -9,6 +10,7 @@ from datetime import datetime
 from io import BufferedWriter
 from pathlib import Path
 from socket import gethostname
+from subprocess import SubprocessError
 from typing import TYPE_CHECKING, Any
 
 from rl_lab.core.errors import UserError
@@ -19,7 +21,7 @@ from rl_lab.records.metrics import STEP, iterate_metrics
 if TYPE_CHECKING:
     from rl_lab.core.picture import Picture
 
-
+log = logging.getLogger(__name__)
 ALERT = "ALERT"  # how a line about an alert begins
 LOUD = ("WARNING", ALERT)  # lines that are shown where all else is quiet
 FLUSH_SECONDS = 1.0  # between two moments at which TensorBoard's file is brought up to date
@@ -185,9 +187,13 @@ class TensorBoardSink(Sink):
 
         from rl_lab.display.video import as_gif
 
+        try:
+            data, width, height = as_gif(file)
+        except (ImportError, OSError, SubprocessError) as error:  # scalars are shown all the same
+            log.warning("TensorBoard shows no video: %s", _reason(error), extra={"once": "gif"})
+            return
         if self._file is None:
             self._file = self._open()
-        data, width, height = as_gif(file)
         image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=data)
         tag = file.stem.rpartition("-")[0] or file.stem
         _write_event(

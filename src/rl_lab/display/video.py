@@ -134,7 +134,8 @@ def as_gif(file: Path) -> tuple[bytes, int, int]:
         small = f"scale='min({GIF_PIXELS},iw)':'min({GIF_PIXELS},ih)'"
         shape = f"fps={MOVING_FPS},{small}:force_original_aspect_ratio=decrease"
         command = [imageio_ffmpeg.get_ffmpeg_exe(), "-v", "error", "-i", str(file)]
-        subprocess.run([*command, "-vf", shape, "-threads", "1", str(gif)], check=True)
+        command += ["-vf", shape, "-threads", "1", str(gif)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)  # keys are not for ffmpeg
         return as_gif(gif)
 
 

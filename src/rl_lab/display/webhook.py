@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -75,7 +76,7 @@ class WebhookSink(Sink):
                 self.reason = f"the server answered {error.code}"
                 if error.code < 500 and error.code != 429:  # it will never like this one
                     return False
-            except (URLError, OSError, ValueError) as error:
+            except (URLError, HTTPException, OSError, ValueError) as error:
                 cause = getattr(error, "reason", error)
                 self.reason = type(cause).__name__  # its text may have the URL in it
             if pause is None or self._over.wait(pause):

@@ -18,7 +18,7 @@ from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Observ
 from rl_lab.envs import atari
 
 Convert = Callable[[Array], Array]
-_SMALLEST_GREY = 16  # pixels: a smaller table of bytes is not taken for a gray image
+_SMALLEST_GRAY = 16  # pixels: a smaller table of bytes is not taken for a gray image
 # Wrappers whose `step` shows every observation as it is inside, by module.
 _SEE_THROUGH = {
     "gymnasium.core": ("Wrapper", "ActionWrapper", "RewardWrapper"),
@@ -294,7 +294,7 @@ def _channels_first(space: spaces.Box) -> Convert | None:
     shape = space.shape
     if len(shape) == 3 and channel_axis(shape) == -1:
         return lambda rows: np.ascontiguousarray(rows.transpose(0, 3, 1, 2))
-    if len(shape) == 2 and space.dtype == np.uint8 and min(shape) >= _SMALLEST_GREY:
+    if len(shape) == 2 and space.dtype == np.uint8 and min(shape) >= _SMALLEST_GRAY:
         return lambda rows: rows[:, None]
     return None
 

@@ -69,8 +69,8 @@ def write_bundle(
 ) -> Bundle:
     """Write the folder of a checkpoint's policy, and measure it as everybody who loads it will.
 
-    The policy is measured after it was loaded from the folder itself, with the rights of somebody
-    else's run: what is published loads, and its score is that of what is published.
+    The policy is measured after it was loaded from the folder itself, with the rights of another
+    user's run: what is published loads, and its score is that of what is published.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty: name another folder")

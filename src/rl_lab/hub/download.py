@@ -37,7 +37,7 @@ def is_published(reference: object) -> bool:
 def fetch(reference: str) -> Path:
     """The folder of a published policy, every file of it verified; downloaded if it is new.
 
-    It is a run folder of somebody else: what opens it lets its configuration use registered names
+    It is a run folder of another user: what opens it lets its configuration use registered names
     only, as for every run without the mark of this user.
     """
     match = _NAME.fullmatch(reference)
@@ -142,5 +142,8 @@ def _download(
         for name, entry in entries.items():
             check_file(get(name), entry, f"{reference}: {name}")
         shutil.rmtree(place / ".cache", ignore_errors=True)  # notes of the client
-        if not folder.exists():  # another process may have been first
+        try:
             place.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first
+                raise

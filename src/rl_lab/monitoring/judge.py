@@ -10,7 +10,7 @@ USUAL_WEIGHT = 0.05  # of the latest mean in what is usual
 USUAL_ROWS = 10  # rows before anything is unusual
 NOISE_WEIGHT = 0.1  # of the latest change in what is noise
 LONG_ROWS = 50  # rows before a run without a gain stalls
-# Less than so many of the usual changes between two rows, or than this share of the start, is no
+# Less than this many of the usual changes between two rows, or than this share of the start, is no
 # gain: the first episodes that end are short ones, so any return rises a little at first.
 REAL_GAIN, REAL_SHARE = 4.0, 0.25
 

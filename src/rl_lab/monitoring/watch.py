@@ -1,5 +1,6 @@
 """Watching: rows of metrics in, alerts out. What was seen is plain data that a checkpoint holds."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
@@ -30,7 +31,7 @@ class Watch:
     def look(self, step: int, row: Mapping[str, float], *, share: float) -> list[Alert]:
         """The alerts that this row gives. `share` is how much of the run is over."""
         for name in self._references:
-            if name in row:
+            if math.isfinite(row.get(name, math.nan)):  # NaN would stay the largest
                 self.largest[name] = max(abs(row[name]), self.largest.get(name, 0.0))
         found = []
         for metric, value in row.items():
@@ -69,7 +70,11 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+<<<<<<< HEAD
         """Go on from there; a state without monitors leaves nothing seen."""
+=======
+        """Go on from there; a state without monitors begins empty."""
+>>>>>>> review1
         self.seen = {
             name: {metric: Seen(**each) for metric, each in metrics.items()}
             for name, metrics in state.get("seen", {}).items()

@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import stat
+from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,8 @@ def check_folder(run: Path) -> None:
     inside, foreign = os.path.realpath(run), str(run / "wandb")
     waiting = [str(run)]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        # A run in training removes checkpoints meanwhile.
+        with suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 if entry.path == foreign and not entry.is_symlink():
                     continue

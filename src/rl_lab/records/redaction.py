@@ -32,6 +32,7 @@ _SHAPES = [
     re.compile(r"(?<![\w-])eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}"),  # JSON web token
     re.compile(r"(?s)(?<=PRIVATE KEY-----)(?:(?!-----).)+(?=-----END)"),
     re.compile(r"(?<=://)[^/\s:@]{1,200}:[^/\s@]{1,200}(?=@)"),  # user:password@host
+    re.compile(r"(?i)(?<=webhook: )https?://[^\s'\",}]{1,500}"),  # not quoted, as YAML has it
 ]
 
 PLACE, PERSON, MACHINE = "<path>", "<user>", "<host>"

@@ -23,7 +23,7 @@ def film(run: "Orchestrator", name: str) -> Path | None:
     """
     try:
         file = _film(run, name)
-    except Exception as error:  # noqa: BLE001 - somebody's render(); no video is worth a run
+    except Exception as error:  # noqa: BLE001 - a user's render(); no video is worth a run
         lines = str(error).splitlines() or [type(error).__name__]
         run.sinks.warn(f"no video: {lines[0]}")
         return None

@@ -164,7 +164,7 @@ def leave(run: Orchestrator) -> None:
 
 @contextmanager
 def listening(run: Orchestrator) -> Iterator[None]:
-    """Keys work while this lasts, if somebody sits at a terminal and watches the run."""
+    """Handle keys while this lasts, if the run is shown in a terminal that can be typed into."""
     if not (run.sinks.watched and sys.stdin is not None and sys.stdin.isatty()):
         yield
         return

@@ -27,7 +27,7 @@ class ShowPictures(Callback):
 
 
 class FilmEvaluations(Callback):
-    """Records an episode after every so many evaluations (`logging.video_every`)."""
+    """Records an episode after every `every` evaluations (`logging.video_every`)."""
 
     def __init__(self, every: int) -> None:
         self.every = every

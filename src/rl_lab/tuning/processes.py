@@ -35,7 +35,7 @@ def launch(
 
 
 def cores(slot: int, threads: int, there: Sequence[int]) -> list[int]:
-    """Which cores a slot uses: so many in a row, round and round."""
+    """Which cores a slot uses: `threads` in a row, round and round."""
     return sorted({there[(slot * threads + index) % len(there)] for index in range(threads)})
 
 

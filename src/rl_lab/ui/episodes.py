@@ -1,13 +1,15 @@
 """Recorded episodes as data for the inspector, and processes that record new ones."""
 
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Lock
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -47,12 +49,12 @@ def episode(run: RunDirectory, name: str, number: int) -> dict[str, Any]:
 
 
 def is_picture(rows: Array) -> bool:
-    """Whether rows [L, C, H, W] are pictures, or a stack of grey ones."""
+    """Whether rows [L, C, H, W] are pictures, or a stack of gray ones."""
     return rows.ndim == PICTURE_AXES + 1 and min(rows.shape[2:]) >= SMALLEST
 
 
 def picture(run: RunDirectory, name: str, number: int, key: str, step: int) -> bytes:
-    """A part of an observation as PNG: in colour, or the frames of a stack side by side."""
+    """A part of an observation as PNG: in color, or the frames of a stack side by side."""
     row = read_row(run, name, number, key, step)
     if not is_picture(row[None]):
         raise UserError(f"recording {name}: '{key[:80]}' is no picture")
@@ -93,12 +95,19 @@ def _plain(rows: Array) -> list[Any]:
 # ------------------------------------------------------------------------------------ recording
 
 
+class Recorder(NamedTuple):
+    """A process that records, and the file of its messages: a full pipe would stop it."""
+
+    process: subprocess.Popen[bytes]
+    messages: IO[bytes]
+
+
 @dataclass
 class Recorders:
     """Processes that record, by the folder of their run. They die with the server."""
 
     root: Path
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    running: dict[str, Recorder] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)  # why the last one of a run did
     lock: Lock = field(default_factory=Lock)
 
@@ -112,12 +121,14 @@ class Recorders:
             if len(self.running) >= MOST_RECORDERS:
                 raise UserError(f"{MOST_RECORDERS} recordings at a time are enough")
             self.failed.pop(run.path.name, None)
-            self.running[run.path.name] = subprocess.Popen(
+            messages = TemporaryFile()  # noqa: SIM115 - it is open while the process runs
+            process = subprocess.Popen(
                 [sys.executable, "-m", "rl_lab", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=messages,
             )
+            self.running[run.path.name] = Recorder(process, messages)
 
     def state(self, run: RunDirectory) -> dict[str, Any]:
         """Whether a run is being recorded, and what went wrong the last time."""
@@ -129,19 +140,20 @@ class Recorders:
     def stop(self) -> None:
         """End all of them."""
         with self.lock:
-            for process in self.running.values():
-                process.terminate()
-            for process in self.running.values():
-                process.wait(timeout=30)
+            for each in self.running.values():
+                each.process.terminate()
+            for each in self.running.values():
+                each.process.wait(timeout=30)
+                each.messages.close()
             self.running.clear()
 
     def _collect(self) -> None:
-        for name, process in list(self.running.items()):
+        for name, (process, messages) in list(self.running.items()):
             if process.poll() is not None:
                 del self.running[name]
-                assert process.stderr is not None
-                with process.stderr as output:
-                    said = output.read(OUTPUT_BYTES).decode(errors="replace").strip()
+                with messages:
+                    messages.seek(max(messages.seek(0, os.SEEK_END) - OUTPUT_BYTES, 0))
+                    said = messages.read().decode(errors="replace").strip()
                 if process.returncode:
                     last = said.splitlines()[-1] if said else f"exit code {process.returncode}"
                     self.failed[name] = visible(last.removeprefix("error: "))

@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.commit import CorruptCheckpoint, read_manifest
 from rl_lab.records.files import open_to_read
 from rl_lab.records.formatting import visible
-from rl_lab.records.index import row_of
+from rl_lab.records.index import row_of, true_status
 from rl_lab.records.metrics import plain
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.records.source import read_provenance
@@ -47,6 +48,7 @@ def facts(run: RunDirectory, root: Path) -> dict[str, Any]:
     except UserError as error:
         summary = {"error": str(error)}
     row = row_of(run, root)
+    row["status"] = true_status(run.path, row["status"])
     provenance = read_provenance(run)
     git = provenance.get("git")
     return {
@@ -70,7 +72,7 @@ def stamp(run: RunDirectory) -> dict[str, int]:
             found[name] = (run.path / name).stat().st_size
         except OSError:
             found[name] = 0
-    times = []
+    times: list[object] = [true_status(run.path, "running")]  # its process may be killed
     for name in WATCHED:
         try:
             times.append((run.path / name).stat().st_mtime_ns)
@@ -133,7 +135,9 @@ def _media(run: RunDirectory) -> list[dict[str, Any]]:
     files = []
     for folder in MEDIA_FOLDERS:
         for file in (run.path / folder).glob("**/*"):
-            if file.suffix in MEDIA and file.is_file() and not file.name.startswith("."):
+            if file.suffix not in MEDIA or file.name.startswith(".") or not file.is_file():
+                continue
+            with suppress(FileNotFoundError):  # it has just gone
                 status = file.stat()
                 name = file.relative_to(run.path).as_posix()
                 kind = MEDIA[file.suffix].partition("/")[0]

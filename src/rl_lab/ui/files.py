@@ -37,7 +37,7 @@ def wanted_range(asked: str, size: int) -> tuple[int, int] | None:
     match = _RANGE.fullmatch(asked.strip())
     if match is None or match.groups() == ("", ""):
         return None
-    if not match[1]:  # the last so many bytes
+    if not match[1]:  # this many bytes at the end
         first, last = max(size - int(match[2]), 0), size - 1
     else:
         first, last = int(match[1]), min(int(match[2] or size), size - 1)

@@ -48,7 +48,7 @@ class Library:
         parts = [word.lower() for word in words if not _has(word, signs)]
         quick = {each.key for each in conditions} <= {*COLUMNS, "tag"}
         found = Index(self.root).rows(quick=quick)[::-1]
-        found = [row for row in found if row["path"] and os.sep not in row["path"]]
+        found = [row for row in found if row["path"] and self._is_own(row["path"])]
         chosen = query.select(found, conditions)
         chosen = [row for row in chosen if all(_mentions(row, part) for part in parts)]
         names = [name for name in COLUMNS if name not in HIDDEN and name != "stamp"]
@@ -59,6 +59,10 @@ class Library:
             "total": len(found),
             "root": str(self.root),
         }
+
+    def _is_own(self, name: str) -> bool:
+        path = self.root / name
+        return os.sep not in name and (not path.is_symlink() or _is_below(path, self.root))
 
     def sparks(self, names: Sequence[str], metric: str) -> dict[str, list[float]]:
         """A few values of a metric of each run, for a picture as small as a word."""

@@ -4,11 +4,15 @@ import asyncio
 import ipaddress
 import os
 import secrets
+import signal
 import socket
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from urllib.parse import quote
 
 import uvicorn
 
@@ -30,7 +34,9 @@ class Served:
     stop_recorders: Callable[[], None]
 
     def run(self) -> None:
-        """Answer until Ctrl-C."""
+        """Answer until Ctrl-C or SIGTERM."""
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, _leave)  # uvicorn sends it again when it has ended
         try:
             asyncio.run(self.server.serve(sockets=[self.socket]))
         except KeyboardInterrupt:  # uvicorn has ended what was open
@@ -85,13 +91,18 @@ def folder_and_page(where: str | None, runs_dir: Path) -> tuple[Path, str]:
         return folder, "/"
     run, _ = find_run(where, runs_dir)
     root = run.path.resolve().parent
-    return root, f"/run/{Library(root).run(run.path.resolve().name).path.name}"
+    return root, f"/run/{quote(Library(root).run(run.path.resolve().name).path.name)}"
 
 
 def open_browser(url: str) -> None:
     """Open the page, where there is a screen."""
     if os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
         webbrowser.open(url)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """End with the recorders stopped: the default would leave them behind."""
+    raise SystemExit(128 + number)
 
 
 def _listen(host: str, port: int) -> socket.socket:

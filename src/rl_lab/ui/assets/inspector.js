@@ -14,17 +14,18 @@ const WORDS = { value: "value", return_to_go: "still to come", value_error: "val
 const span = (values) => values.reduce(([low, high], value) => [Math.min(low, value ?? 0), Math.max(high, value ?? 0)], [0, 0]);
 
 export function inspector(place, name, facts, parameters, go) {
-  const state = { recordings: [], sides: [], step: 0, playing: null, speed: 1, charts: [], busy: false, started: false };
+  const state = { recordings: [], sides: [], step: 0, playing: null, speed: 1, charts: [], busy: false, started: false, touched: false };
   const side = (key) => ({ name: parameters.get(key), number: Number(parameters.get(`${key}n`) ?? 0) });
-  const form = h("form", { class: "bar record", onsubmit: record }), message = h("div", {}), stage = h("div", {});
+  const form = h("form", { class: "bar record", onsubmit: record, onchange: () => { state.touched = true; } }), message = h("div", {}), stage = h("div", {});
   fill(place, form, message, stage);
 
   function drawForm() {
-    const field = (label, key, value, least) => h("label", {}, `${label} `, h("input", { type: "number", name: key, value, min: least, step: 1 }));
-    const asked = parameters.get("record");
+    const kept = (key) => (state.touched ? form.elements[key]?.value : undefined); // what was chosen stays
+    const field = (label, key, value, least) => h("label", {}, `${label} `, h("input", { type: "number", name: key, value: kept(key) ?? value, min: least, step: 1 }));
+    const asked = kept("step") ?? parameters.get("record");
     fill(form,
       h("label", {}, "checkpoint ", h("select", { name: "step", "aria-label": "Checkpoint" }, facts.checkpoints.toReversed().map((each) => h("option", { value: each.step, selected: asked ? Number(asked) === each.step : each.best }, `${whole(each.step)}${each.best ? " (best)" : ""}`)))),
-      field("episodes", "episodes", 3, 1), field("seed", "seed", 0, 0), h("label", {}, h("input", { type: "checkbox", name: "sample" }), " sample actions"),
+      field("episodes", "episodes", 3, 1), field("seed", "seed", 0, 0), h("label", {}, h("input", { type: "checkbox", name: "sample", checked: state.touched && form.elements.sample?.checked }), " sample actions"),
       h("button", { type: "submit", class: "primary", disabled: state.busy || !facts.checkpoints.length }, state.busy ? "Recording …" : "Record"));
   }
 

@@ -10,13 +10,15 @@ const CLOSED = ["time", "sys"]; // groups of metrics that are folded at first
 
 export function runPage(place, name, tab, parameters, go) {
   const page = { facts: null, stamps: {}, view: null, closed: false, tab: tab in TABS ? tab : "curves" };
-  const head = h("div", { class: "run-head" }), tabs = h("nav", { class: "tabs", "aria-label": "Of this run" }), view = h("section", { class: "view" });
-  fill(place, head, tabs, view);
+  const head = h("div", { class: "run-head" }), own = h("div", { class: "labels" }), tabs = h("nav", { class: "tabs", "aria-label": "Of this run" }), view = h("section", { class: "view" });
+  fill(place, head, own, tabs, view);
 
   async function load() {
     page.facts = await get(["runs", name]);
+    if (page.closed) return;
     document.title = `${called(page.facts.row)} ${page.facts.row.id} · RL Lab`;
     drawHead();
+    if (!own.contains(document.activeElement)) drawLabels(); // what is being typed stays
     drawTabs();
   }
 
@@ -53,15 +55,15 @@ export function runPage(place, name, tab, parameters, go) {
         fact("best", number(row.best)), fact("last", number(row.last_return)), test, fact("time", duration(row.wall_time)), fact("begun", when(row.created)),
         row.parent && fact("fork of", row.parent), fact("id", row.id)),
       h("progress", { max: 1, value: share, "aria-label": "share of its steps" }),
-      summary.error && h("p", { class: "bad" }, summary.error),
-      labels(row));
+      summary.error && h("p", { class: "bad" }, summary.error));
   }
 
-  function labels(row) {
+  function drawLabels() {
+    const { row } = page.facts;
     const add = h("input", { type: "text", placeholder: "+ tag", "aria-label": "Add a tag", maxlength: 64, onchange: () => change({ add: [add.value.trim()] }) });
     const notes = h("textarea", { rows: 1, placeholder: "notes", "aria-label": "Notes", maxlength: 10000, onchange: () => change({ notes: notes.value }) });
     notes.value = row.notes ?? "";
-    return h("div", { class: "labels" },
+    fill(own,
       (row.tags ?? []).map((tag) => h("span", { class: "tag" }, tag, h("button", { type: "button", "aria-label": `remove ${tag}`, onclick: () => change({ remove: [tag] }) }, "×"))), add, notes);
   }
 
@@ -72,6 +74,7 @@ export function runPage(place, name, tab, parameters, go) {
       notice(error.message);
     }
     await load();
+    drawLabels();
   }
 
   async function stopRun() {
@@ -92,6 +95,7 @@ export function runPage(place, name, tab, parameters, go) {
   async function begin() {
     try {
       await load();
+      if (page.closed) return;
       const views = { curves, episodes: inspector, config, checkpoints, media, alerts, log };
       page.view = views[page.tab](view, name, page.facts, parameters, go);
       page.stamps = await get(["runs", name, "pulse"]);

@@ -39,7 +39,7 @@ export function runsPage(place, parameters, go) {
     try {
       const response = await fetch(address(["api", "runs"], { filter }));
       const text = await response.text();
-      if (filter !== search.value.trim() || text === page.body) return;
+      if (page.closed || filter !== search.value.trim() || text === page.body) return; // another page has its own address
       const data = JSON.parse(text);
       if (!response.ok) throw new Error(data.error);
       page.body = text;
@@ -50,6 +50,7 @@ export function runsPage(place, parameters, go) {
         data.total && !data.fulfilling && empty("No run fulfils this", "Conditions are KEY=VALUE with = != < <= > >=, as of rl-lab list --filter; other words are looked for in names, tags and notes.", "status=running environment=CartPole*"));
       order();
     } catch (error) {
+      if (page.closed) return;
       page.body = "";
       fill(message, failed(error));
       page.rows = [];
@@ -142,6 +143,7 @@ export function runsPage(place, parameters, go) {
   load();
   return {
     close() {
+      page.closed = true;
       clearInterval(timer);
       clearTimeout(page.timer);
       window.removeEventListener("scroll", onscroll);
