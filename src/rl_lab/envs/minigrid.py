@@ -27,11 +27,7 @@ _TEXT = (  # what the missions of MiniGrid and BabyAI are made of
 WORDS = " ".join(_TEXT).split()
 OTHERS = 16  # numbers for words that are not in the list, by a checksum
 VOCABULARY = 1 + len(WORDS) + OTHERS  # 0: there is no word here
-<<<<<<< HEAD
 MOST_WORDS = 32  # of a mission whose space gives no longest one: those of BabyAI
-=======
-MOST_WORDS = 32  # of a mission whose length nothing says: those of BabyAI
->>>>>>> review1
 KINDS = (11, 6, 4)  # codes of a cell: object, color, state
 _NUMBERS = {word: 1 + index for index, word in enumerate(WORDS)}
 

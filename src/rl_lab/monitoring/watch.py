@@ -70,11 +70,7 @@ class Watch:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-<<<<<<< HEAD
-        """Go on from there; a state without monitors leaves nothing seen."""
-=======
         """Go on from there; a state without monitors begins empty."""
->>>>>>> review1
         self.seen = {
             name: {metric: Seen(**each) for metric, each in metrics.items()}
             for name, metrics in state.get("seen", {}).items()

@@ -87,11 +87,7 @@ class RepeatFirst(World):
 class CountRecall(World):
     """Say how often one kind of card was dealt so far; ±1 / (cards − 1) for each answer.
 
-<<<<<<< HEAD
     The observation is (kind of the card dealt last, kind to be counted). There are 2 kinds, the
-=======
-    The observation is (kind of the card dealt last, kind that is asked for). There are 2 kinds, the
->>>>>>> review1
     colors, or as many as `kinds` says: 4 suits, 13 ranks.
     """
 

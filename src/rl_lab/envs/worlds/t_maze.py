@@ -15,11 +15,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.envs.worlds.world import Moved, State, World, WorldEnv
 
 NORTH, SOUTH, EAST, WEST = range(4)
-<<<<<<< HEAD
 LIMIT = 3  # an active episode is truncated after LIMIT × length steps
-=======
-LIMIT = 3  # an active episode is truncated after this many lengths of the corridor
->>>>>>> review1
 
 
 class TMaze(World):

@@ -101,11 +101,7 @@ class WorldVector:
         self._elapsed = np.zeros(self.num_envs, np.int64)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Array:
-<<<<<<< HEAD
         """Reset every copy, with new seeds if given; the first observations [N, …]."""
-=======
-        """Start every episode again, with new seeds if given; the first observations [N, …]."""
->>>>>>> review1
         given = self._episodes.start(seeds)
         if given[0] is not None:
             self._random = [seeding.np_random(seed)[0] for seed in given]
