@@ -103,6 +103,8 @@ def run(words, monkeypatch):
 def tiny(verb, words):
     if verb == "sweep":
         return ["--dry-run"]
+    if words[1:3] == ["bench", "networks"]:
+        return ["--dry-run", "--memories", "none"]
     if verb == "publish":  # a hub is not there
         return ["--dry-run", str(Path(tempfile.mkdtemp()) / "policy"), "--episodes", "2"]
     resumed = any("--resume" in word or "resume_path" in word for word in words)
@@ -128,6 +130,11 @@ NEEDS = {  # in the command -> what must be installed for it
     "--plot": "matplotlib",
     "wandb-dashboard": "wandb_workspaces",
     "rl-lab sweep": "optuna",
+    "rl-lab bench": "optuna",
+    "--set atari": "ale_py",
+    "--set mujoco": "mujoco",
+    "--set minigrid": "minigrid",
+    "--set classic_control": "Box2D",
     "HalfCheetah": "mujoco",
     "og_wm_carracing": "Box2D",
     "world_models": "cma",

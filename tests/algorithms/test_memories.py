@@ -97,7 +97,7 @@ def test_a_picture_is_all_that_is_shown_but_the_mask():
 @pytest.mark.parametrize("memory", ["trxl", "gru"])
 def test_what_a_memory_holds_can_be_trained_to_reconstruct_the_observation(tiny, memory):
     words = ["algorithm.reconstruction_coefficient=1.0", "algorithm.learning_rate=3e-3"]
-    orchestrator = tiny(f"CartPole-v1:ppo_{memory}", *words, "algorithm.minibatches=2")
+    orchestrator = tiny(f"CartPole-v1:ppo_{memory}_defaults", *words, "algorithm.minibatches=2")
     workflow = orchestrator.workflow
     losses = []
     for _ in range(8):
@@ -106,7 +106,7 @@ def test_what_a_memory_holds_can_be_trained_to_reconstruct_the_observation(tiny,
         losses.append(float(metrics["reconstruction_loss"]))
         assert metrics["ratio_error"] < 1e-5
     assert losses[-1] < 0.5 * losses[0]
-    plain = tiny(f"CartPole-v1:ppo_{memory}").workflow
+    plain = tiny(f"CartPole-v1:ppo_{memory}_defaults").workflow
     assert not plain.model.decoders
     assert "reconstruction_loss" not in plain.update(
         plain.collect_step(0, phase=PHASE).trajectory, phase=PHASE

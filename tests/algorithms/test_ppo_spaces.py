@@ -35,7 +35,7 @@ CASES = {
 MEMORIES = [each for each in registry.names("memory") if each != "none"]
 WITH_MEMORY = {
     f"{kind}_{memory}": [
-        f"{env}:ppo_{memory}",
+        f"{env}:ppo_{memory}_defaults",
         "algorithm.minibatches=2",
         f"network.shared_torso={str(kind == 'mask').lower()}",
         *more,

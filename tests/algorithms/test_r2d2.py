@@ -259,7 +259,7 @@ def play(orchestrator: Any, steps: int) -> None:
 def test_a_window_goes_on_from_where_acting_stood(tiny, memory):
     """With no exploration and nothing learned, the replayed values choose what was done."""
     orchestrator = tiny(
-        f"CartPole-v1:r2d2_{memory}",
+        f"CartPole-v1:r2d2_{memory}_defaults",
         *(each for each in SMALL if memory in ("gru", "lstm") or "hidden_dim" not in each),
         *("algorithm.learning_starts=0", "algorithm.epsilon=0", "algorithm.replay_ratio=1e-9"),
         "buffers.replay.burn_in=0",
@@ -459,7 +459,7 @@ def told_values(workflow: Any) -> np.ndarray:
 @pytest.mark.parametrize("memory", ["gru", "none"])
 def test_with_a_memory_it_finds_the_exact_values_and_without_it_cannot(tiny, memory):
     orchestrator = tiny(
-        f"test_r2d2:Recall-v0:r2d2_{memory}",
+        f"test_r2d2:Recall-v0:r2d2_{memory}_defaults",
         *(each for each in LEARNING if memory == "gru" or "hidden_dim" not in each),
     )
     while (action := orchestrator.scheduler.next_action()) is not None:

@@ -307,7 +307,7 @@ def test_the_baselines_loss_never_reaches_the_policy(tiny):
 @pytest.mark.parametrize("targets", ["returns", "advantages"])
 def test_what_the_learner_sees_is_what_the_actor_saw(tiny, memory, env, targets):
     orchestrator = tiny(
-        f"{env}:reinforce_{memory}",
+        f"{env}:reinforce_{memory}_defaults",
         f"algorithm.policy_targets={targets}",
         "algorithm.batch_steps=64",
         "algorithm.baseline_steps=2",
