@@ -18,7 +18,8 @@ REST = [each for each in itertools.product(ENVS, MEMORIES, COMPILE) if each not 
 
 
 def check(tmp_path: Path, env: str, memory: str, compile: str) -> None:
-    words = [f"{env}:ppo_{memory}_defaults", f"compute.compile={compile}", "algorithm.minibatches=2"]
+    words = [f"{env}:ppo_{memory}_defaults", f"compute.compile={compile}"]
+    words += ["algorithm.minibatches=2"]
     if env == "Pendulum-v1":
         words += ["environment.normalize_obs=true", "environment.normalize_reward=true"]
     check_killed(tmp_path, *words)
