@@ -82,7 +82,7 @@ def test_rebuild_makes_the_same_rows_from_the_folders(tmp_path):
         "environment": "CartPole-v1", "seed": 7, "status": "done", "env_steps": 1000,
         "best": 475.5, "last_return": 400.0, "created": "2026-01-01", "updated": "2026-01-02",
         "wall_time": 12.5, "experiment": rows[bare.id]["experiment"], "group": None,
-        "parent": None, "tags": [], "notes": None, "metrics": {},
+        "parent": None, "tags": [], "notes": None, "metrics": {}, "alerts": None,
     }  # fmt: skip
     assert rows[bare.id]["created"] == bare.created and rows[bare.id]["status"] is None
     assert rows[broken.id]["algorithm"] is None and rows[broken.id]["best"] is None

@@ -327,4 +327,4 @@ def test_a_bad_final_test_does_not_undo_a_finished_run(tiny, monkeypatch):
     said = []
     monkeypatch.setattr(run.sinks, "say", said.append)
     assert final_test(run) == {}
-    assert said == ["WARNING: no test result: an evaluation returned nan; it was not judged"]
+    assert said == ["WARNING: no test result: an evaluation returned nan; it was not used"]
