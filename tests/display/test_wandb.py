@@ -60,6 +60,7 @@ def fake_wandb(tmp_path, monkeypatch):
             def define_metric(self, *args, **options): pass
             def log(self, row): {log}
             def finish(self, exit_code): pass
+            def alert(self, **words): pass
         def init(**options):
             open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
             {init}

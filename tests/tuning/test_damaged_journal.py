@@ -93,7 +93,7 @@ def test_a_folder_in_its_place(tmp_path):
 
 
 def test_a_journal_without_the_trials_of_runs_that_are_there(tmp_path):
-    sweep = SimpleNamespace(name="search")
+    sweep = SimpleNamespace(name="search", folder=lambda root: root / "search")
     tuner = open_journal(tmp_path / "journal.log")
     tuner.suggest()
     (tmp_path / "search-t0000-s1-20260101-000000-aaaaaa").mkdir()

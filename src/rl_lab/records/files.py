@@ -46,7 +46,8 @@ def open_to_read(path: Path) -> BufferedReader:
 def read_bounded(path: Path, limit: int = MAX_BYTES) -> bytes:
     """The content of a regular file of at most `limit` bytes, else an `OSError`."""
     with open_to_read(path) as file:
-        data = file.read(limit + 1)
+        # A read sets aside as many bytes as it is asked for, however few there are.
+        data = file.read(min(os.fstat(file.fileno()).st_size, limit) + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"it has more than {limit:,} bytes", str(path))
     return data

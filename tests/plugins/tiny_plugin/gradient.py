@@ -37,7 +37,7 @@ class Gradient(Workflow):
         return Action(policy.mode() if deterministic else policy.sample(self.rng), state)
 
     def update(self, batch, *, phase):
-        policy, _ = self.model(batch["obs"], batch["state"], batch["reset"])
+        policy, *_ = self.model(batch["obs"], batch["state"], batch["reset"])
         loss = -(policy.log_prob(batch["action"]) * batch["reward"]).mean()
         self.optimizer.zero_grad()
         loss.backward()
