@@ -1,7 +1,7 @@
 """A dashboard on Weights & Biases: a section for each kind of metric, over environment steps.
 
 It is one saved view of a project, always under the same name: made once, then left as its users
-have arranged it, until it is told to overwrite.
+have arranged it, unless `--overwrite` is given.
 """
 
 import json
