@@ -34,10 +34,12 @@ def peers(
     settings: Annotated[
         str | None,
         typer.Option(
-            metavar="matched|zoo|quick|halfcheetah|dqn|dqn_zoo|sac",
+            metavar="matched|zoo|quick|halfcheetah|lstm|lstm_32|gru|dqn|dqn_zoo|sac",
             help="matched: 8 x 128, 4 epochs of 4 minibatches; zoo: 8 x 32, 20 epochs, decaying; "
             "quick: 128 x 32, 6 epochs of 4; "
-            "halfcheetah: 8 x 256, 10 epochs of 32; dqn: CleanRL's, dqn_zoo: RL Baselines3 Zoo's; "
+            "halfcheetah: 8 x 256, 10 epochs of 32; lstm: matched, with that memory, lstm_32: and "
+            "gradients through 32 steps, gru: ours against the peer's LSTM; "
+            "dqn: CleanRL's, dqn_zoo: RL Baselines3 Zoo's; "
             "sac: one gradient step per step on Pendulum; default: matched, with --until zoo",
         ),
     ] = None,

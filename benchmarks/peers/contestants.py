@@ -379,7 +379,9 @@ def _replay(values: ReplaySettings, activation: Any) -> dict[str, Any]:
 
 
 CONTESTANTS = {
-    OURS: Contestant("this library, its real loop", "rl_lab", ours, memories=("none", "lstm")),
+    OURS: Contestant(
+        "this library, its real loop", "rl_lab", ours, memories=("none", "lstm", "gru")
+    ),
     DEFAULT: Contestant(
         "this library with all that is on by default", "rl_lab", default_run, evaluates=False
     ),
@@ -390,7 +392,7 @@ CONTESTANTS = {
         "sb3_contrib",
         recurrent,
         ("ppo",),
-        memories=("lstm",),
+        memories=("lstm", "gru"),  # in place of a GRU it has its LSTM
     ),
     "sbx": Contestant("Stable-Baselines3 in JAX", "sbx", sbx),
     CLEANRL: Contestant(

@@ -107,6 +107,17 @@ SETTINGS: dict[str, Settings | ReplaySettings] = {
         entropy_coefficient=0.01,
         memory="lstm",
     ),
+    "gru": Settings(  # theirs is an LSTM: nobody else has another memory
+        rollout_steps=128,
+        batch_size=256,
+        epochs=4,
+        gamma=0.99,
+        gae_lambda=0.95,
+        learning_rate=2.5e-4,
+        decay=False,
+        entropy_coefficient=0.01,
+        memory="gru",
+    ),
     "lstm_32": Settings(
         rollout_steps=128,
         batch_size=256,

@@ -5,10 +5,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from rl_lab.benchmarking.measure import silent
 from rl_lab.benchmarking.report import save
 from rl_lab.cli.bench import as_text
+from rl_lab.core.errors import RunError
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -166,3 +168,35 @@ def test_both_ways_of_planning_give_the_same_plan():
     ]
     assert report.rows[0]["ratio"]["median"] > 0 and report.rows[1]["ratio"]["median"] == 1.0
     assert "the same plan" in as_text(report, {})
+
+
+@pytest.fixture(scope="module")
+def memories():
+    return script("memories")
+
+
+def test_every_form_of_every_memory_is_timed_and_computes_the_same(memories, tmp_path, monkeypatch):
+    report = memories.forms(6, 2, 64, 1, silent)
+    looped = {"gru", "lstm", "mamba"}  # whose sequence is a loop of their own
+    for name in memories.MEMORIES:
+        forms = [row["name"].split()[1] for row in report.rows if row["name"].split()[0] == name]
+        assert forms == ["sequence", *(["cells"] if name in looped else []), "steps"]
+    save(report, tmp_path / "forms.json")
+    report = memories.scans(6, 2, 64, 1, silent)
+    assert [row["ratio"]["median"] == 1 for row in report.rows] == [True, False, True, False]
+    monkeypatch.setattr(memories, "looped_heads", lambda *args: torch.zeros(6, 2, 1, 64))
+    with pytest.raises(RunError, match="mamba2: its forms do not compute the same"):
+        memories.scans(6, 2, 64, 1, silent)
+
+
+def test_whole_updates_with_and_without_sequences_learn_the_same(memories, monkeypatch):
+    monkeypatch.setattr(memories, "MEMORIES", ["gru", "mamba2"])
+    monkeypatch.setattr(memories, "WORDS", (*memories.WORDS, "algorithm.epochs=1"))
+    report = memories.updates(1, silent)
+    names = [f"{name} {form}" for name in ("gru", "mamba2") for form in ("sequence", "steps")]
+    assert [row["name"] for row in report.rows] == names
+    assert report.rows[-1]["ratio"]["median"] > 1  # 128 steps one by one
+    monkeypatch.setattr(memories, "step_by_step", lambda memory, x, state, resets: (
+        memory.step(x[0], state)[0].expand(len(x), -1, -1), state))  # fmt: skip
+    with pytest.raises(RunError, match="gru: its forms do not learn the same"):
+        memories.updates(1, silent)
