@@ -171,6 +171,19 @@ def test_the_shipped_sets_can_be_read_in_every_size(name: str):
         assert not set(task.published) - set(DEFAULT)
 
 
+@pytest.mark.parametrize("size", ["cpu", "gpu"])
+@pytest.mark.parametrize("name", SETS)
+def test_every_memory_of_a_shipped_set_has_a_network_of_its_size(name: str, size: str):
+    """So that `scripts/ours/*.sh` run as they are."""
+    tasks = read_set(Path(name)).sized(size)
+    hardest = ["none", "stack4", "gtrxl"]  # all in the heads, the most inputs, the coarsest widths
+    found = plan(tasks, hardest, "parameters", lambda line: None)
+    left = [task for task in tasks.tasks if task not in found.skipped]  # whose package is here
+    assert [(each.task, each.memory) for each in found.cells] == [
+        (task, memory) for task in left for memory in hardest
+    ]
+
+
 def test_the_kept_results_are_of_the_set_as_it_is():
     """Else `--known` leaves them out: a preset has changed, and the set must pin what it was."""
     kept = read_results(ROOT / "benchmarks/results/memories/memory.json")
