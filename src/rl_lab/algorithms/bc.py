@@ -226,7 +226,7 @@ class BC(Algorithm):
             return {"probabilities": policy.probabilities()}
         shown = {"mean": self.scale.from_unit(policy.mode())}
         if isinstance(policy, DiagonalGaussian) and self.scale.action is not None:
-            shown["std"] = policy.log_std.exp() * self.scale.action.half
+            shown["std"] = policy.log_std.exp() * self.scale.action.half_width
         return shown
 
     def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:

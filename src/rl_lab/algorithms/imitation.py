@@ -112,26 +112,26 @@ class ActionScale(nn.Module):
     """Actions between the bounds that a dataset has, as numbers in [-1, 1]."""
 
     center: Tensor
-    half: Tensor
+    half_width: Tensor
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.register_buffer("center", torch.zeros(size))
-        self.register_buffer("half", torch.ones(size))
+        self.register_buffer("half_width", torch.ones(size))
 
     def set_range(self, low: Any, high: Any) -> None:
         """Take these bounds; a number that never changes keeps its unit."""
         low, high = (torch.as_tensor(each, dtype=torch.float32) for each in (low, high))
         self.center.copy_((low + high) / 2)
-        self.half.copy_(torch.where(high > low, (high - low) / 2, torch.ones_like(low)))
+        self.half_width.copy_(torch.where(high > low, (high - low) / 2, torch.ones_like(low)))
 
     def forward(self, action: Tensor) -> Tensor:
         """[..., A] to [-1, 1]."""
-        return (action - self.center) / self.half
+        return (action - self.center) / self.half_width
 
     def inverse(self, unit: Tensor) -> Tensor:
         """[-1, 1] to the units of the algorithm."""
-        return self.center + self.half * unit
+        return self.center + self.half_width * unit
 
 
 class DatasetScale(nn.Module):
@@ -158,9 +158,11 @@ class DatasetScale(nn.Module):
             return
         if self.action is not None:
             self.action.set_range(*buffer.action_range())
-        if self.mode == "moments":
+        if self.observation.mode == "off":
+            pass  # images and indices have their own scale
+        elif self.mode == "moments":
             self.observation.set_statistics(buffer.observation_statistics())
-        elif self.mode == "range":
+        else:
             self.observation.set_range(*buffer.observation_range())
         self.fitted.fill_(True)
 

@@ -27,6 +27,26 @@ def frame_moments(ring: Steps, spec: EnvSpec) -> Any:
     return found
 
 
+def frame_range(ring: Steps, spec: EnvSpec) -> tuple[Any, Any]:
+    """The smallest and the largest number in each place of a frame, of final ones, too."""
+    names = ring.frame_names
+    low: dict[str, Array] = {}
+    high: dict[str, Array] = {}
+    for number in _pieces(ring, row_bytes(frame_layout(spec))):
+        final = number[ring.is_cut(number)]
+        for name in names:
+            frames = ring.take(name, number)
+            if len(final):
+                frames = np.concatenate([frames, ring.final_frame(name, final)])
+            low[name] = np.minimum(frames.min(0), low.get(name, frames[0]))
+            high[name] = np.maximum(frames.max(0), high.get(name, frames[0]))
+    found = observation_rows(spec.observation, lambda space: None)
+    if not isinstance(found, dict):
+        return low[names[0]], high[names[0]]
+    columns = [dict(zip(found, each.values(), strict=True)) for each in (low, high)]
+    return columns[0], columns[1]
+
+
 def action_range(ring: Steps, spec: EnvSpec) -> tuple[Array, Array]:
     """The smallest and the largest number in each place of an action."""
     low, high = [], []
@@ -60,6 +80,25 @@ def episode_returns(ring: Steps) -> NDArray[np.float64]:
             first = step + 1
         total += reward[first:].sum(0)
     return np.concatenate(found) if found else np.zeros(0)
+
+
+def best_transitions(ring: Steps, share: float) -> NDArray[np.int64]:
+    """The numbers of all transitions of the best episodes, by return: this share of them, rounded up.
+
+    What was cut off without a flag counts as an episode, too. Of equal ones the first are taken.
+    """
+    number = np.concatenate(list(_pieces(ring, 8)))
+    reward = ring.take(REWARD, number).astype(np.float64).reshape(-1, ring.num_envs).T
+    cut = ring.is_cut(number).reshape(-1, ring.num_envs).T.copy()
+    cut[:, -1] = True
+    ends = cut.reshape(-1)
+    episode = np.cumsum(ends) - ends  # of each transition, environment by environment
+    returns = np.bincount(episode, reward.reshape(-1))
+    wanted = int(np.ceil(share * len(returns)))
+    best = np.zeros(len(returns), np.bool_)
+    best[np.argsort(-returns, kind="stable")[:wanted]] = True
+    found: NDArray[np.int64] = number.reshape(-1, ring.num_envs).T.reshape(-1)[best[episode]]
+    return np.sort(found)
 
 
 def _pieces(ring: Steps, size: int) -> Iterator[Array]:

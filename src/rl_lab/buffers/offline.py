@@ -16,7 +16,13 @@ import numpy as np
 from rl_lab.buffers.datasets import Dataset, open_dataset
 from rl_lab.buffers.disk import MIB, SEGMENT, memory_needed
 from rl_lab.buffers.disk_ring import DiskRing, read_about
-from rl_lab.buffers.facts import action_range, episode_returns, frame_moments
+from rl_lab.buffers.facts import (
+    action_range,
+    best_transitions,
+    episode_returns,
+    frame_moments,
+    frame_range,
+)
 from rl_lab.buffers.segments import find_segments
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.buffers.storage import Ring, Steps, layout, row_bytes
@@ -35,6 +41,12 @@ class OfflineConfig(SequenceConfig):
     type: str = option("offline", "a dataset that is only read")
     path: str = option("", "a disk buffer's folder, .npz files, or minari:NAME", not_empty=True)
     capacity: int = option(10**12, "how many transitions are used, the last ones", low=1)
+    best: float = option(
+        1.0,
+        "share of the episodes, those with the highest returns, whose transitions are sampled",
+        above=0,
+        high=1,
+    )
     ram: int = option(
         256 * MIB, "bytes of a disk buffer's files that are in memory at a time", low=1
     )
@@ -88,6 +100,10 @@ class OfflineReplay(SequenceReplay):
         """`RunningMoments` over all frames, or one for each part: `mean`, `std`, `count`."""
         return self._moments
 
+    def observation_range(self) -> tuple[Any, Any]:
+        """The smallest and the largest number in each place of a frame, or of each part of one."""
+        return self._frame_range
+
     def action_range(self) -> tuple[Array, Array]:
         """The smallest and the largest number in each place of an action."""
         return self._action_range
@@ -95,6 +111,20 @@ class OfflineReplay(SequenceReplay):
     def episode_returns(self) -> Array:
         """Undiscounted returns of the episodes that were played to their end, in their order."""
         return self._returns
+
+    def draw(self, count: int) -> Array:
+        """Numbers of random transitions, of the best episodes if only these are wanted."""
+        if self.config.best == 1.0:
+            return super().draw(count)
+        return self._best[self.setup.rng.integers(len(self._best), size=count)]
+
+    @cached_property
+    def _best(self) -> Array:
+        return best_transitions(self.ring, self.config.best)
+
+    @cached_property
+    def _frame_range(self) -> tuple[Any, Any]:
+        return frame_range(self.ring, self.setup.spec)
 
     @cached_property
     def _moments(self) -> Any:

@@ -104,6 +104,9 @@ class Dataset(Replay, Protocol):
     def observation_statistics(self) -> Any:
         """`RunningMoments` over all frames, or one for each part: `mean`, `std`, `count`."""
 
+    def observation_range(self) -> tuple[Any, Any]:
+        """The smallest and the largest number in each place of a frame, or of each part of one."""
+
     def action_range(self) -> tuple[Array, Array]:
         """The smallest and the largest number in each place of an action."""
 

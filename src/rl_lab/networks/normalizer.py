@@ -84,6 +84,12 @@ class ObservationNormalizer(nn.Module):
             self.moments.load_state_dict(moments.state_dict())
             self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
 
+    def set_range(self, low: Array, high: Array) -> None:
+        """Bring numbers between these bounds to [-1, 1]; what never changes becomes 0."""
+        if self.mode == "running":
+            low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+            self._set((low + high) / 2, 2 / np.where(high > low, high - low, 2.0))
+
     def clear(self) -> None:
         """No running statistics any more: frames pass unchanged."""
         if self.mode == "running":
@@ -138,6 +144,11 @@ class DictNormalizer(nn.Module):
         """Take these instead of all that was seen: those of a dataset."""
         for key, normalizer in zip(self.keys, self._each(), strict=True):
             normalizer.set_statistics(moments[key])
+
+    def set_range(self, low: Mapping[str, Array], high: Mapping[str, Array]) -> None:
+        """Bring numbers between these bounds to [-1, 1]; what never changes becomes 0."""
+        for key, normalizer in zip(self.keys, self._each(), strict=True):
+            normalizer.set_range(low[key], high[key])
 
     def clear(self) -> None:
         """No running statistics any more: frames pass unchanged."""
