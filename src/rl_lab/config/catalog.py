@@ -14,12 +14,15 @@ from rl_lab.core.schema import AlgorithmConfig
 
 BUILT_INS = {
     "workflow": {
+        "bc": "rl_lab.algorithms.bc:BC",
         "brownian": "rl_lab.algorithms.brownian:Brownian",
+        "diffusion_policy": "rl_lab.algorithms.diffusion.diffusion_policy:DiffusionPolicy",
         "dqn": "rl_lab.algorithms.dqn:DQN",
         "dreamer_v1": "rl_lab.algorithms.dreamer.dreamer:DreamerV1",
         "dreamer_v2": "rl_lab.algorithms.dreamer.dreamer:DreamerV2",
         "dreamer_v3": "rl_lab.algorithms.dreamer.dreamer:Dreamer",
         "epsilon_greedy": "rl_lab.algorithms.bandits:EpsilonGreedy",
+        "flow_policy": "rl_lab.algorithms.diffusion.diffusion_policy:FlowPolicy",
         "gradient_bandit": "rl_lab.algorithms.bandits:GradientBandit",
         "planet": "rl_lab.algorithms.planet:PlaNet",
         "ppo": "rl_lab.algorithms.ppo:PPO",
@@ -28,6 +31,7 @@ BUILT_INS = {
         "random": "rl_lab.algorithms.random:RandomPolicy",
         "sac": "rl_lab.algorithms.sac:SAC",
         "sarsa": "rl_lab.algorithms.tabular:Sarsa",
+        "scripted": "rl_lab.algorithms.scripted:Scripted",
         "sql": "rl_lab.algorithms.sql:SQL",
         "td3": "rl_lab.algorithms.td3:TD3",
         "thompson": "rl_lab.algorithms.bandits:Thompson",

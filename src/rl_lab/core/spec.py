@@ -72,6 +72,18 @@ def observation_rows(space: Observation, make: Callable[[Space], Any]) -> Any:
     return make(space)
 
 
+@dataclass(frozen=True)
+class Demonstrator:
+    """A scripted policy that solves a task.
+
+    It maps observations [N, …] and luck [N, draws] to actions [N, …] in the units of the
+    environment. Luck is uniform in [0, 1) and stays the same within an episode.
+    """
+
+    decide: Callable[[Array, Array], Array]
+    draws: int
+
+
 @dataclass(frozen=True, eq=False)
 class EnvSpec:
     """One environment of a vector."""
@@ -82,4 +94,5 @@ class EnvSpec:
     max_episode_steps: int | None = None
     reward_threshold: float | None = None
     optimum: float | None = None  # expected return of the best policy, where it is known
+    demonstrator: Demonstrator | None = None  # where the environment brings one
     stack: int = 1  # frames of the past that an observation is made of, the newest last

@@ -57,6 +57,7 @@ def describe(env: gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any], id: s
         max_episode_steps=limit,
         reward_threshold=registered.reward_threshold if registered else None,
         optimum=getattr(own, "optimum", None),
+        demonstrator=getattr(own, "demonstrator", None),
         stack=_stack(env, seen),
     )
 

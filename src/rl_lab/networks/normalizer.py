@@ -78,6 +78,18 @@ class ObservationNormalizer(nn.Module):
             self.moments.update_statistics(frames)
             self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
 
+    def set_statistics(self, moments: RunningMoments) -> None:
+        """Take these instead of all that was seen: those of a dataset."""
+        if self.mode == "running":
+            self.moments.load_state_dict(moments.state_dict())
+            self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
+
+    def set_range(self, low: Array, high: Array) -> None:
+        """Bring numbers between these bounds to [-1, 1]; what never changes becomes 0."""
+        if self.mode == "running":
+            low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+            self._set((low + high) / 2, 2 / np.where(high > low, high - low, 2.0))
+
     def clear(self) -> None:
         """No running statistics any more: frames pass unchanged."""
         if self.mode == "running":
@@ -127,6 +139,16 @@ class DictNormalizer(nn.Module):
         """Take fresh frames into the running statistics."""
         for key, normalizer in zip(self.keys, self._each(), strict=True):
             normalizer.update_statistics(obs[key])
+
+    def set_statistics(self, moments: Mapping[str, RunningMoments]) -> None:
+        """Take these instead of all that was seen: those of a dataset."""
+        for key, normalizer in zip(self.keys, self._each(), strict=True):
+            normalizer.set_statistics(moments[key])
+
+    def set_range(self, low: Mapping[str, Array], high: Mapping[str, Array]) -> None:
+        """Bring numbers between these bounds to [-1, 1]; what never changes becomes 0."""
+        for key, normalizer in zip(self.keys, self._each(), strict=True):
+            normalizer.set_range(low[key], high[key])
 
     def clear(self) -> None:
         """No running statistics any more: frames pass unchanged."""

@@ -1,4 +1,4 @@
-"""Worlds of our own that need a memory, and finite POMDPs whose best return is known."""
+"""Worlds of our own: tasks for memories, finite POMDPs, and a task with two ways to solve it."""
 
 import gymnasium as gym
 
@@ -14,6 +14,7 @@ WORLDS: dict[str, tuple[str, dict[str, object]]] = {
     "RepeatPrevious-v0": ("cards:RepeatPreviousEnv", {}),
     "RepeatFirst-v0": ("cards:RepeatFirstEnv", {}),
     "CountRecall-v0": ("cards:CountRecallEnv", {}),
+    "TwoArcs-v0": ("two_arcs:TwoArcsEnv", {}),
     "Tiger-v0": ("pomdp_models:TigerEnv", {}),
     "RiverSwim-v0": ("pomdp_models:RiverSwimEnv", {}),
     "Hallway-v0": ("pomdp_models:HallwayEnv", {}),

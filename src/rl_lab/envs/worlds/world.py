@@ -14,8 +14,9 @@ from gymnasium.utils import seeding
 
 from rl_lab.core.batch import Array, Step
 from rl_lab.core.errors import UserError
+from rl_lab.core.spec import Demonstrator
 from rl_lab.envs import snapshot
-from rl_lab.envs.spaces import describe
+from rl_lab.envs.spaces import action_converter, describe
 from rl_lab.envs.vector import Episodes
 
 State = dict[str, Array]  # every array has N rows
@@ -26,7 +27,8 @@ class World(ABC):
     """The rules. A subclass sets the spaces and writes three functions without side effects."""
 
     observation_space: gym.Space[Any]
-    action_space: gym.spaces.Discrete
+    action_space: gym.spaces.Discrete | gym.spaces.Box
+    outcomes: ClassVar[tuple[str, ...]] = ()  # what `outcome` says of an episode that has ended
     max_steps: int | None = None  # an episode is truncated after this many steps
     optimum: float | None = None  # expected return of the best policy, if it is known
     draws: int = 0  # uniform random numbers that one step of one copy needs
@@ -43,8 +45,17 @@ class World(ABC):
     def move(self, state: State, action: Array, uniform: Array) -> Moved:
         """One step of N copies; `uniform` is [N, draws]."""
 
+    def outcome(self, state: State) -> dict[str, Array]:
+        """Numbers [N] about N episodes that have ended, by the names in `outcomes`."""
+        return {}
 
-class WorldEnv(gym.Env[Array, np.int64]):
+    @property
+    def demonstrator(self) -> Demonstrator | None:
+        """A scripted policy that solves the task, if there is one."""
+        return None
+
+
+class WorldEnv(gym.Env[Array, Any]):
     """One copy of a world. A subclass says which: its arguments are those of the world."""
 
     kind: ClassVar[type[World]]
@@ -55,6 +66,7 @@ class WorldEnv(gym.Env[Array, np.int64]):
         self.observation_space = self.world.observation_space
         self.action_space = self.world.action_space
         self.optimum, self.max_episode_steps = self.world.optimum, self.world.max_steps
+        self.outcomes = self.world.outcomes
         self.state: State = {}
         self.elapsed = 0
 
@@ -68,7 +80,12 @@ class WorldEnv(gym.Env[Array, np.int64]):
         self.elapsed = 0
         return self.world.observe(self.state)[0], {}
 
-    def step(self, action: int | np.int64) -> tuple[Array, float, bool, bool, dict[str, Any]]:
+    @property
+    def demonstrator(self) -> Demonstrator | None:
+        """That of the world."""
+        return self.world.demonstrator
+
+    def step(self, action: Any) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         """One step."""
         if not self.action_space.contains(action):
             raise ValueError(f"actions are {self.action_space}, got {action}")
@@ -77,7 +94,11 @@ class WorldEnv(gym.Env[Array, np.int64]):
         self.elapsed += 1
         terminated = bool(ended[0])
         truncated = not terminated and self.elapsed == self.max_episode_steps
-        return self.world.observe(self.state)[0], float(reward[0]), terminated, truncated, {}
+        info = {}
+        if terminated or truncated:
+            told = self.world.outcome(self.state)
+            info = {name: float(values[0]) for name, values in told.items()}
+        return self.world.observe(self.state)[0], float(reward[0]), terminated, truncated, info
 
 
 class WorldVector:
@@ -92,7 +113,9 @@ class WorldVector:
             raise ValueError("a vector needs at least one seed")
         assert isinstance(env.unwrapped, WorldEnv)
         self.world, self.num_envs = env.unwrapped.world, len(seeds)
+        self.outcomes = self.world.outcomes
         self.spec = describe(env, id)
+        self._convert = action_converter(self.world.action_space)
         limits = [limit for limit in (max_steps, self.world.max_steps) if limit is not None]
         self._limit = min(limits, default=np.inf)
         self._episodes = Episodes(seeds)
@@ -113,9 +136,7 @@ class WorldVector:
     def step(self, action: Array) -> Step:
         """One decision per copy; ended episodes are already reset in `Step.obs`."""
         self._episodes.require_started()
-        chosen = np.asarray(action, np.int64).reshape(self.num_envs)
-        if chosen.min() < 0 or chosen.max() >= self.world.action_space.n:
-            raise ValueError(f"actions of '{self.spec.id}' are {self.spec.action}, got {chosen}")
+        chosen = self._chosen(action)
         if self.world.draws:
             uniform = np.array([random.random(self.world.draws) for random in self._random])
         else:
@@ -124,11 +145,23 @@ class WorldVector:
         self._elapsed = self._elapsed + 1
         truncated = (self._elapsed >= self._limit) & ~terminated
         obs = next_obs = self.world.observe(self._state)
-        ended = np.flatnonzero(terminated | truncated)
+        over = terminated | truncated
+        told = self.world.outcome(self._state) if self.outcomes else {}
+        measures = {name: np.where(over, values, np.nan) for name, values in told.items()}
+        ended = np.flatnonzero(over)
         if len(ended):
             self._restart(ended)
             obs = self.world.observe(self._state)
-        return Step(obs, reward, terminated, truncated, next_obs)
+        return Step(obs, reward, terminated, truncated, next_obs, measures=measures)
+
+    def _chosen(self, action: Array) -> Array:
+        """Actions [N, …] as the world takes them; those of a Box are clipped to it."""
+        if not isinstance(self.world.action_space, gym.spaces.Discrete):
+            return self._convert(action)
+        chosen = np.asarray(action, np.int64).reshape(self.num_envs)
+        if chosen.min() < 0 or chosen.max() >= self.world.action_space.n:
+            raise ValueError(f"actions of '{self.spec.id}' are {self.spec.action}, got {chosen}")
+        return chosen
 
     def _restart(self, rows: Array) -> None:
         starts = [self.world.begin(self._random[row]) for row in rows]

@@ -1,0 +1,1 @@
+"""Policies that turn noise into chunks of actions: diffusion and flow matching."""
