@@ -23,7 +23,7 @@ from rl_lab.core.picture import Picture
 from rl_lab.core.protocols import Act, AlgorithmContext, Buffer, MakePolicy, Phase, Policy
 from rl_lab.core.state import Stateful, Tree
 
-LearnsFrom = Literal["rollouts", "transitions", "sequences"]
+LearnsFrom = Literal["rollouts", "transitions", "sequences", "chunks"]
 Roles = Mapping[str, tuple[str, ...]] | None  # parts by name, and what is called of each
 Optimized = tuple[str, ...] | None  # names of what is trained
 VALUES = "values"  # where plain attributes live in an algorithm's saved state

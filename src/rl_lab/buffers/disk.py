@@ -47,6 +47,11 @@ class DiskReplay(SequenceReplay):
         if config.mode == "read":
             self.end()
 
+    @property
+    def read_only(self) -> bool:
+        """Nothing can be collected into it."""
+        return self.config.mode == "read"
+
     def needed_bytes(self, rows: int) -> int:
         """Memory, not disk; recurrent states are in no file."""
         return memory_needed(self.setup, rows, self.config.segment) + self.latent_bytes(rows)

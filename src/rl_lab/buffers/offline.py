@@ -16,6 +16,8 @@ import numpy as np
 from rl_lab.buffers.datasets import Dataset, open_dataset
 from rl_lab.buffers.disk import MIB, SEGMENT, memory_needed
 from rl_lab.buffers.disk_ring import DiskRing, read_about
+from rl_lab.buffers.facts import action_range, episode_returns, frame_moments
+from rl_lab.buffers.segments import find_segments
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.buffers.storage import Ring, Steps, layout, row_bytes
 from rl_lab.core.batch import Array, Batch
@@ -32,6 +34,7 @@ class OfflineConfig(SequenceConfig):
 
     type: str = option("offline", "a dataset that is only read")
     path: str = option("", "a disk buffer's folder, .npz files, or minari:NAME", not_empty=True)
+    capacity: int = option(10**12, "how many transitions are used, the last ones", low=1)
     ram: int = option(
         256 * MIB, "bytes of a disk buffer's files that are in memory at a time", low=1
     )
@@ -42,6 +45,7 @@ class OfflineReplay(SequenceReplay):
 
     Config = OfflineConfig
     config: OfflineConfig
+    read_only = True
 
     def __init__(self, config: OfflineConfig, setup: BufferSetup) -> None:
         self.folder = Path(config.path).expanduser()
@@ -49,11 +53,15 @@ class OfflineReplay(SequenceReplay):
         about = read_about(self.folder)
         if about is not None:
             setup = replace(setup, num_envs=about["num_envs"])
+            segments = find_segments(self.folder)
+            there = (segments[-1].stop if segments else 0) * setup.num_envs
+            if not there:
+                raise UserError(f"{config.path} has no transitions")
         else:
             self.dataset = open_dataset(config.path, setup.spec)
-            config = replace(config, capacity=min(config.capacity, self.dataset.rows))
+            there = self.dataset.rows
             setup = replace(setup, num_envs=1)
-        super().__init__(config, setup)
+        super().__init__(replace(config, capacity=min(config.capacity, there)), setup)
         self.end()
 
     def needed_bytes(self, rows: int) -> int:
@@ -76,6 +84,30 @@ class OfflineReplay(SequenceReplay):
         """A dataset is only read."""
         raise UserError(f"{self.config.path} is only read: collect into another buffer")
 
+    def observation_statistics(self) -> Any:
+        """`RunningMoments` over all frames, or one for each part: `mean`, `std`, `count`."""
+        return self._moments
+
+    def action_range(self) -> tuple[Array, Array]:
+        """The smallest and the largest number in each place of an action."""
+        return self._action_range
+
+    def episode_returns(self) -> Array:
+        """Undiscounted returns of the episodes that were played to their end, in their order."""
+        return self._returns
+
+    @cached_property
+    def _moments(self) -> Any:
+        return frame_moments(self.ring, self.setup.spec)
+
+    @cached_property
+    def _action_range(self) -> tuple[Array, Array]:
+        return action_range(self.ring, self.setup.spec)
+
+    @cached_property
+    def _returns(self) -> Array:
+        return episode_returns(self.ring)
+
     def state_dict(self) -> dict[str, Any]:
         """Nothing of the data, only what it looked like."""
         if self.dataset is None:
@@ -85,6 +117,8 @@ class OfflineReplay(SequenceReplay):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the same dataset."""
         if self.dataset is None:
+            if state["rows"] < self.ring.rows:  # files were added: those of then are read
+                self.ring = self.make_ring(int(state["rows"]))
             super().load_state_dict(state)
             self.end()
             return

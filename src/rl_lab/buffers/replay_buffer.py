@@ -12,6 +12,7 @@ from rl_lab.buffers.ram import require_room
 from rl_lab.buffers.storage import Ring, Steps, needed_bytes
 from rl_lab.core.batch import (
     ACTION,
+    MASK,
     NEXT_OBS,
     OBS,
     REWARD,
@@ -101,6 +102,36 @@ class UniformReplay:
         number = self.draw(batch_size * count)
         batch = self.transitions(number, n_step, self.wanted(only))
         return self.as_tensors(batch, (count, batch_size))
+
+    def chunks(
+        self, batch_size: int, past: int, future: int, count: int = 1, *, before: int = 0
+    ) -> Batch:
+        """Random transitions with the frames before them and the actions from them on.
+
+        OBS [count, batch_size, past, …] ends with the frame in which the transition begins, ACTION
+        [count, batch_size, before + future, …] has `before` actions before its own, which is the
+        first of `future` ones. Nothing is of another episode: before the first frame of one (or the
+        oldest that is left of it) that frame is repeated, after the last action that action is.
+        MASK [count, batch_size, before + future] is False where an action is such a repetition.
+        """
+        number = self.draw(batch_size * count)
+        batch = self.read_chunks(number, past, future, before=before)
+        return self.as_tensors(batch, (count, batch_size))
+
+    def read_chunks(self, number: Array, past: int, future: int, *, before: int = 0) -> Batch:
+        """The same of these transitions, in arrays [B, …]."""
+        ring = self.ring
+        earlier = ring.steps_before(number, max(past - 1, before))
+        later = ring.window(number, future)[1] - 1
+        frame = np.maximum(np.arange(1 - past, 1), -earlier[:, None])
+        wanted = np.arange(-before, future)
+        action = np.clip(wanted, -earlier[:, None], later[:, None])
+        number = number[:, None]
+        return {
+            OBS: self.observation(number + ring.num_envs * frame),
+            ACTION: ring.take(ACTION, number + ring.num_envs * action),
+            MASK: action == wanted,
+        }
 
     def last(self, count: int, *, only: Sequence[str] = ()) -> Batch:
         """The newest `count` transitions (or all, if there are fewer) in time order, [count, …]."""

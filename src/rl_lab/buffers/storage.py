@@ -165,6 +165,14 @@ class Steps(ABC):
         last[:, -1] = True
         return every, last.argmax(1) + 1
 
+    def steps_before(self, number: Array, most: int) -> Array:
+        """How many steps of its episode are there before each transition, up to `most`; [B]."""
+        earlier = number[:, None] - self.num_envs * np.arange(1, most + 1)
+        other = self.is_cut(earlier) | (earlier < self.oldest * self.num_envs)
+        other = np.concatenate([other, np.ones((len(number), 1), np.bool_)], 1)
+        found: Array = other.argmax(1)
+        return found
+
 
 class Ring(Steps):
     """Vector steps in arrays that are made once."""

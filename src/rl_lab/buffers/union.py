@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from rl_lab.core.batch import INDEX, STEPS, WEIGHT, Array, Batch
 from rl_lab.core.errors import UserError, did_you_mean
 from rl_lab.core.options import option
-from rl_lab.core.protocols import BufferSetup, Replay
+from rl_lab.core.protocols import Buffer, BufferSetup, Chunks, Replay
 from rl_lab.core.schema import BufferConfig
 from rl_lab.core.tree import first_leaf, map_leaves
 
@@ -30,7 +30,7 @@ class UnionConfig(BufferConfig):
 
 
 class UnionReplay:
-    """Samples from other buffers by share. What is added goes into the first one."""
+    """Samples from other buffers by share. What is added goes into the first one that takes it."""
 
     Config = UnionConfig
     bytes_needed = 0
@@ -56,8 +56,19 @@ class UnionReplay:
         """Each part reports its own."""
 
     def add(self, trajectory: Batch) -> None:
-        """Into the buffer that is named first."""
-        next(iter(self.parts.values())).add(trajectory)
+        """Into the buffer that is named first, of those that are not only read."""
+        self.collecting.add(trajectory)
+
+    @property
+    def collecting(self) -> Buffer:
+        """The part that takes what is collected."""
+        for part in self.parts.values():
+            if not getattr(part, "read_only", False):
+                return cast(Buffer, part)
+        raise UserError(
+            f"union of {', '.join(self.parts)}: all of them are only read; "
+            "name a buffer that can be collected into"
+        )
 
     def sample(
         self,
@@ -80,11 +91,19 @@ class UnionReplay:
         if any(INDEX in each for each in found):
             found = [self._numbered(batch, position) for position, batch in enumerate(found)]
         wanted = {*only, STEPS, INDEX, WEIGHT} if only else set(found[0])
-        shared = [key for key in found[0] if key in wanted and all(key in each for each in found)]
-        return {
-            key: map_leaves(lambda *rows: torch.cat(rows, 1), *(each[key] for each in found))
-            for key in shared
-        }
+        return _joined([{key: each[key] for key in each if key in wanted} for each in found])
+
+    def chunks(
+        self, batch_size: int, past: int, future: int, count: int = 1, *, before: int = 0
+    ) -> Batch:
+        """The same of frames and the actions from them on; each part must have them."""
+        found = []
+        for name, size in divided(batch_size, self.shares).items():
+            part = self.parts[name]
+            if not isinstance(part, Chunks):
+                raise UserError(f"union: '{name}' has no chunks of actions")
+            found.append(part.chunks(size, past, future, count, before=before))
+        return _joined(found)
 
     def reprioritize(self, index: Tensor, error: Tensor) -> None:
         """Tell each part what is said of its rows."""
@@ -106,6 +125,16 @@ class UnionReplay:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing was saved."""
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """Rows [K, B, …] of all, one after the other; fields that one of them has not are left out."""
+    first, *others = batches
+    return {
+        key: map_leaves(lambda *rows: torch.cat(rows, 1), rows, *(each[key] for each in others))
+        for key, rows in first.items()
+        if all(key in each for each in others)
+    }
 
 
 def divided(batch_size: int, shares: Mapping[str, float]) -> dict[str, int]:

@@ -28,7 +28,7 @@ PREVIOUS_ACTION = "previous_action"  # sequences of frames: what led to OBS; zer
 STEPS = "steps"  # n-step replay: how many rewards are in the window [..., n] of REWARD
 LATENT = "latent"  # sequences: a stored state before the first frame, [..., D]; zeros: not known
 BURN_IN = "burn_in"  # sequences: rows that only warm a memory up
-MASK = "mask"  # whole episodes: False after the end
+MASK = "mask"  # whole episodes: False after the end; chunks: False where an action is repeated
 INDEX = "index"  # prioritized replay: where a row lies in its buffer
 WEIGHT = "weight"  # prioritized replay: how much a row's loss counts
 

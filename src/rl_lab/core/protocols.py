@@ -74,6 +74,44 @@ class Replay(Stateful, Protocol):
 
 
 @runtime_checkable
+class Chunks(Stateful, Protocol):
+    """A buffer that gives frames and the actions that were taken from them on.
+
+    For policies that decide on several actions at once from the last few frames. All replay buffers
+    are such buffers.
+    """
+
+    def ready(self) -> bool:
+        """True once there is anything to sample."""
+
+    def chunks(
+        self, batch_size: int, past: int, future: int, count: int = 1, *, before: int = 0
+    ) -> Batch:
+        """`count` minibatches at once of random transitions, each equally likely.
+
+        OBS [count, batch_size, past, …]: the frame in which the transition begins comes last.
+        ACTION [count, batch_size, before + future, …]: what was done from that frame on, with the
+        `before` actions that led to it. All of it is of one episode: what would lie before its
+        beginning or after its end repeats its first or last row. MASK [count, batch_size, before +
+        future] is False for such actions.
+        """
+
+
+@runtime_checkable
+class Dataset(Replay, Protocol):
+    """A replay buffer that never changes, so that it can be described."""
+
+    def observation_statistics(self) -> Any:
+        """`RunningMoments` over all frames, or one for each part: `mean`, `std`, `count`."""
+
+    def action_range(self) -> tuple[Array, Array]:
+        """The smallest and the largest number in each place of an action."""
+
+    def episode_returns(self) -> Array:
+        """Undiscounted returns of the episodes that were played to their end, in their order."""
+
+
+@runtime_checkable
 class Sequences(Stateful, Protocol):
     """A buffer that stores frames in their order and samples windows of them."""
 

@@ -21,6 +21,11 @@ class RunningMoments:
         """Population variance; 1 before anything was absorbed."""
         return self.squares / self.count if self.count else np.ones_like(self.squares)
 
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """Standard deviation; 1 before anything was absorbed."""
+        return np.sqrt(self.variance)
+
     def update_statistics(self, rows: Array) -> None:
         """Merge rows [B, *shape]."""
         batch = rows.reshape(-1, *self.mean.shape).astype(np.float64)

@@ -78,6 +78,12 @@ class ObservationNormalizer(nn.Module):
             self.moments.update_statistics(frames)
             self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
 
+    def set_statistics(self, moments: RunningMoments) -> None:
+        """Take these instead of all that was seen: those of a dataset."""
+        if self.mode == "running":
+            self.moments.load_state_dict(moments.state_dict())
+            self._set(self.moments.mean, 1 / np.sqrt(self.moments.variance + 1e-8))
+
     def clear(self) -> None:
         """No running statistics any more: frames pass unchanged."""
         if self.mode == "running":
@@ -127,6 +133,11 @@ class DictNormalizer(nn.Module):
         """Take fresh frames into the running statistics."""
         for key, normalizer in zip(self.keys, self._each(), strict=True):
             normalizer.update_statistics(obs[key])
+
+    def set_statistics(self, moments: Mapping[str, RunningMoments]) -> None:
+        """Take these instead of all that was seen: those of a dataset."""
+        for key, normalizer in zip(self.keys, self._each(), strict=True):
+            normalizer.set_statistics(moments[key])
 
     def clear(self) -> None:
         """No running statistics any more: frames pass unchanged."""

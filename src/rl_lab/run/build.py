@@ -32,6 +32,7 @@ from rl_lab.core.protocols import (
     AlgorithmContext,
     Buffer,
     BufferSetup,
+    Chunks,
     Replay,
     Sequences,
     Simulator,
@@ -389,12 +390,20 @@ def buffer_problems(
     """Buffers that an algorithm cannot learn from, and parts of a union that nobody fills."""
     first, kind = next(iter(buffers)), type(algorithm).__name__
     collecting = [buffers[p.buffer or first] for p in phases if "collect" in p.hooks]
-    filled = {id(next(iter(getattr(each, "parts", {"": each}).values()))) for each in collecting}
-    problems = []
+    filled = {id(getattr(each, "collecting", each)) for each in collecting}
+    problems = [
+        f"buffers.{p.buffer or first} is only read: the phase '{p.name}' cannot collect into it"
+        for p in phases
+        if "collect" in p.hooks and getattr(buffers[p.buffer or first], "read_only", False)
+    ]
     learning = [p.buffer or first for p in phases if set(p.hooks) - {"collect", "evaluate"}]
     for name in dict.fromkeys(learning):
         buffer = buffers[name]
-        kinds = {"transitions": (Replay, "uniform"), "sequences": (Sequences, "sequence")}
+        kinds = {
+            "transitions": (Replay, "uniform"),
+            "sequences": (Sequences, "sequence"),
+            "chunks": (Chunks, "offline"),
+        }
         wanted, example = kinds.get(algorithm.learns_from, (object, ""))
         if not isinstance(buffer, wanted):
             problems.append(
