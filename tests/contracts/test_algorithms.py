@@ -35,6 +35,7 @@ HOMES = {  # where an algorithm is at home, if it is not at CartPole or, continu
 # A new algorithm needs an entry only if its defaults do not fit 64 steps of 4 environments; one
 # that learns from transitions has the options in REPLAY.
 REPLAY = ["learning_starts=32", "batch_size=16", "train_every=16", "replay_ratio=0.1"]
+ONLINE = "training.phases=[{name: all, hooks: [collect, update]}]"
 DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
 SIZES = ["deter=8", "hidden=8", "stoch=3", "units=8", "layers=1", "batch_length=6"]
 WORLD = ["learning_starts=32", "batch_size=3", "train_every=16", "replay_ratio=0.03", *SIZES]
@@ -46,6 +47,7 @@ SMALL = {
     "sql": [*REPLAY, "value_particles=4", "kernel_particles=4"],
     **{name: [*WORLD, "horizon=3"] for name in DREAMERS},
     "planet": [*WORLD, *PLANNER],
+    "cql": [*REPLAY, "sampled_actions=2"],
     "r2d2": ["learning_starts=32", "batch_size=3", "batch_length=14", "train_every=16"],
     **{name: ["rollout_steps=16"] for name in HOMES},
     "brownian": ["collect_steps=16"],
@@ -74,6 +76,8 @@ def words(name: str, env: str, *overrides: str) -> list[str]:
     options = SMALL.get(name, REPLAY if learns_from == "transitions" else [])
     room = [] if learns_from == "rollouts" else ["buffers.replay.capacity=256"]
     phases = [ONE] if name == "world_models" else []  # its own are long
+    if any(each.get("type") == "offline" for each in catalog.algorithm_class(name).phases):
+        phases = phases or [ONLINE]  # there is no dataset
     return [*spec, *(f"algorithm.{each}" for each in options), *room, *phases, *overrides]
 
 

@@ -27,8 +27,10 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
+    normalize_by_dataset,
     sample_minibatches,
     step_sizes,
+    track_online,
     update_priorities,
 )
 from rl_lab.core.actions import RandomActions, random_action
@@ -114,6 +116,11 @@ class DQNConfig(TransitionConfig):
     )
     quantiles: int = option(50, "quantile: how many; 200 in the paper, for Atari", low=1)
     noisy: bool = option(False, "layers of the heads have learned noise, which explores")
+    conservative_weight: float | None = option(
+        None,
+        "CQL: weight of a term that lowers values of actions that are not in the data; null: none",
+        low=0,
+    )
     target_every: int = option(500, "gradient steps between two moves of the target network", low=1)
     target_rate: float = option(1.0, "EMA step of the target network: 1 copies", above=0, high=1)
 
@@ -185,6 +192,7 @@ def dqn_loss(
     target_network: QNetwork,
     gamma: Tensor,
     noise: Tensor | None = None,
+    conservative_weight: Tensor | None = None,
     *,
     double: bool,
     huber: bool,
@@ -192,6 +200,7 @@ def dqn_loss(
     """The loss of one minibatch; `aux` has |δ| of each row, or what a distribution has instead.
 
     `noise` [3, …] of noisy layers: for the values, the choice of the next action, the target.
+    With a `conservative_weight` the loss has the term of CQL.
     """
     value_noise, choice_noise, target_noise = (None,) * 3 if noise is None else noise.unbind()
     outputs = model(rows[OBS], value_noise, raw=True)
@@ -209,6 +218,10 @@ def dqn_loss(
     else:
         each, error, target, extra = distribution_loss(model, taken, future, rows, gamma)
         loss = weighted_mean(each, rows.get(WEIGHT))
+    if conservative_weight is not None:
+        gap = conservative_gap(model.expected(outputs), rows[ACTION], model.mask(rows[OBS]))
+        loss = loss + conservative_weight * gap.mean()
+        extra["conservative_gap"] = gap.detach().mean()
     with torch.no_grad():
         values = model.expected(outputs)
         value = taken if values is outputs else of_action(values, rows[ACTION])
@@ -219,6 +232,15 @@ def dqn_loss(
             extra["noise_scale"] = scale
     names = ("q_mean", "q_max", "q_spread", "target", "td_error")
     return loss, {**dict(zip(names, means, strict=True)), **extra}, {ERROR: error}
+
+
+def conservative_gap(values: Tensor, action: Tensor, mask: Tensor | None) -> Tensor:
+    """log Σ exp Q(s, ·) − Q(s, a) [B] from values [B, A] and the actions of the data (CQL, eq. 4).
+
+    It is never negative, and small where the action of the data has the largest value by far.
+    """
+    legal = values if mask is None else masked(values, mask)
+    return legal.logsumexp(-1) - of_action(values, action)
 
 
 def chosen_value(choice: Tensor, target_values: Tensor, mask: Tensor | None) -> Tensor:
@@ -300,6 +322,7 @@ class DQN(Algorithm):
             count=config.count,
             value_range=config.value_range,
         ).to(context.device)
+        normalize_by_dataset(model.normalizer, context)
         self.learner = Learner(
             model,
             partial(dqn_loss, double=config.double, huber=config.huber),
@@ -401,7 +424,7 @@ class DQN(Algorithm):
     def track_statistics(self, trajectory: Batch) -> None:
         """Count each new frame in the observation statistics; the target network shares them."""
         if self.normalizes:
-            self.model.normalizer.update_statistics(trajectory[OBS])
+            track_online(self.model.normalizer, trajectory, self.context)
             self.learner.copy_buffers()
 
     def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
@@ -418,7 +441,9 @@ class DQN(Algorithm):
             for rows in minibatches(batch, self.budget, phase, now.replay_ratio):
                 used = {name: rows[name] for name in USED if name in rows}
                 noise = self.model.draw_noise((3,), self.learning_noise_rng)
-                last = () if noise is None else (noise,)
+                last: tuple[Tensor | None, ...] = () if noise is None else (noise,)
+                if now.conservative_weight is not None:
+                    last = noise, scalar(now.conservative_weight, device)
                 step = self.learner.step(used, self.learner.target, gamma, *last, **sizes)
                 if self.budget.steps % now.target_every == 0:
                     self.learner.follow(now.target_rate)

@@ -3,23 +3,25 @@
 Pure functions and configuration; how many gradient steps are due is `core.clock.UpdateBudget`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from rl_lab.core.batch import INDEX, Batch, Metrics
+from rl_lab.core.batch import INDEX, OBS, Batch, Metrics
 from rl_lab.core.clock import UpdateBudget
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import OptimizerFactory, Update, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section
-from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Replay, Sequences
+from rl_lab.core.protocols import AlgorithmContext, Buffer, Dataset, Phase, Replay, Sequences
 from rl_lab.core.schedule import Schedule, extremes
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
 from rl_lab.core.tree import first_leaf, picked
+from rl_lab.core.values import whole
+from rl_lab.networks.normalizer import Normalizer
 
 # How checkpoints of earlier versions name what `self.budget` holds.
 BUDGET_NAMES = {
@@ -37,6 +39,7 @@ class ReplayConfig(AlgorithmConfig):
 
     keeps_states: ClassVar[bool] = False  # in the buffer, beside the frames they belong to
     warms_up: ClassVar[bool] = False  # a memory, by the first frames of a sequence
+    default_phases: ClassVar[Sequence[Mapping[str, Any]]] = ()  # where training.phases is empty
     batch_size: int = option(256, "transitions of one gradient step", low=1)
     replay_ratio: float = option(
         1.0,
@@ -89,8 +92,10 @@ class ReplayConfig(AlgorithmConfig):
 
     def gradient_steps(self, run: RunConfig) -> float:
         """Gradient steps of a whole run: what compiling them would have to repay."""
+        phases = run.training.phases or self.default_phases
         steps = run.training.total_timesteps - self.learning_starts
-        return float(steps * extremes(self.replay_ratio)[1])
+        online = steps * extremes(self.replay_ratio)[1] if collects(phases) else 0
+        return float(online + offline_updates(phases))
 
     def small(self, run: RunConfig, *, call: int, before: int) -> list[dict[str, Any]]:
         """Options, by path, with which a run of few steps still does everything.
@@ -111,7 +116,9 @@ class ReplayConfig(AlgorithmConfig):
     def warnings(self, run: RunConfig) -> list[str]:
         """What is legal and probably not meant."""
         total = run.training.total_timesteps
-        if self.learning_starts < total:
+        if self.learning_starts < total or offline_updates(
+            run.training.phases or self.default_phases
+        ):
             return []
         return [
             f"nothing is learned in {total} steps: algorithm.learning_starts is "
@@ -139,6 +146,45 @@ class TransitionConfig(ReplayConfig):
             if self.n_step > 1 and getattr(buffer, "type", "") == "her":
                 problems.append(f"n_step must be 1 with buffers.{name} of type her")
         return problems
+
+
+def collects(phases: Sequence[Mapping[str, Any]]) -> bool:
+    """True if one of the phases, as they are written, is not offline; or if there are none."""
+    inner = (collects(each["phases"]) for each in phases if "repeat" in each)
+    plain = (each.get("type") != "offline" for each in phases if "repeat" not in each)
+    return not phases or any(inner) or any(plain)
+
+
+def offline_updates(phases: Sequence[Mapping[str, Any]]) -> int:
+    """Updates in offline phases, as they are written; 0 for those that have no fixed number."""
+    count = 0
+    for each in phases:
+        if "repeat" in each:
+            count += int(each["repeat"]) * offline_updates(each["phases"])
+        elif each.get("type") == "offline":
+            count += whole(each.get("duration_updates") or 0)
+    return count
+
+
+def normalize_by_dataset(normalizer: Normalizer, context: AlgorithmContext) -> None:
+    """Give a normalizer with running statistics those of the dataset, if the run has one.
+
+    They are part of the policy from then on, and online phases do not change them: critics and
+    actor have learned with these numbers.
+    """
+    if normalizer.mode == "running" and (data := dataset(context)) is not None:
+        normalizer.set_statistics(data.observation_statistics())
+
+
+def track_online(normalizer: Normalizer, trajectory: Batch, context: AlgorithmContext) -> None:
+    """Count each new frame in the observation statistics, unless they are those of a dataset."""
+    if normalizer.mode == "running" and dataset(context) is None:
+        normalizer.update_statistics(trajectory[OBS])
+
+
+def dataset(context: AlgorithmContext) -> Dataset | None:
+    """The first buffer that is only read."""
+    return next((each for each in context.buffers.values() if isinstance(each, Dataset)), None)
 
 
 def sample_minibatches(

@@ -28,11 +28,13 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
+    normalize_by_dataset,
     require_positive,
     require_probabilities,
     sample_minibatches,
     step_metrics,
     step_sizes,
+    track_online,
     update_priorities,
 )
 from rl_lab.core.actions import RandomActions
@@ -302,6 +304,7 @@ class SAC(Algorithm):
         run, spec, config, device = context.config, context.spec, self.config, context.device
         mode = normalize_mode(run.environment.normalize_obs)
         self.normalizer = make_normalizer(mode, spec.observation).to(device)
+        normalize_by_dataset(self.normalizer, context)
         critic = QEnsemble(run.network, spec, config.critics, norm=config.critic_norm).to(device)
         torso = critic.encoder if run.network.shared_torso else None
         actor = SoftActor(
@@ -391,8 +394,8 @@ class SAC(Algorithm):
     # ----------------------------------------------------------------------------------- learning
 
     def track_statistics(self, trajectory: Batch) -> None:
-        """Count each new frame in the observation statistics."""
-        self.normalizer.update_statistics(trajectory[OBS])
+        """Count new frames in the observation statistics, unless they are those of a dataset."""
+        track_online(self.normalizer, trajectory, self.context)
 
     def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""

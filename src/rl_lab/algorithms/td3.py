@@ -4,7 +4,8 @@ Reads top to bottom: config, network, target and losses, algorithm. Against the 
 deterministic policy gradients (DDPG): the smaller of two critics makes the target, the target's
 actions are smoothed by clipped noise, and actor and target networks move once in several steps of
 the critics. Departures from the paper: gradients are clipped, at a norm that only outliers reach;
-n-step returns and prioritized buffers are options.
+n-step returns and prioritized buffers are options. With `alpha` the actor imitates the actions of
+the data, too: TD3+BC (`td3_bc.py`).
 """
 
 from collections.abc import Mapping
@@ -20,11 +21,13 @@ from rl_lab.algorithms.replay import (
     TransitionConfig,
     averages,
     minibatches,
+    normalize_by_dataset,
     require_positive,
     require_probabilities,
     sample_minibatches,
     step_metrics,
     step_sizes,
+    track_online,
     update_priorities,
 )
 from rl_lab.algorithms.sac import USED, critic_loss
@@ -58,6 +61,7 @@ from rl_lab.networks.mlp import linear, mlp
 from rl_lab.networks.normalizer import make_normalizer, normalize_mode
 
 CRITICS = 2
+SMALLEST_Q = 1e-6  # of mean |Q|, by which TD3+BC divides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,11 @@ class TD3Config(TransitionConfig):
     )
     target_rate: float = option(5e-3, "how far target networks move then (tau)")
     max_grad_norm: float = option(1000.0, "largest norm of a gradient, for outliers")
+    alpha: float | None = option(
+        None,
+        "TD3+BC: weight of the value against imitating the actions of the data; null: no imitation",
+        low=0,
+    )
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
@@ -146,12 +155,26 @@ def twin_loss(
 
 
 def actor_loss(
-    actor: nn.Module, obs: Obs, critic: QEnsemble
+    actor: nn.Module,
+    obs: Obs,
+    critic: QEnsemble,
+    taken: Tensor | None = None,
+    alpha: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-    """−Q of the actor's action by the first critic; gradients flow through the action only."""
+    """−Q of the actor's action by the first critic; gradients flow through the action only.
+
+    With `alpha`: −λ Q + (π(s) − a)², where a is the action `taken` in the data and λ = α / mean |Q|
+    makes the weights independent of the scale of rewards (TD3+BC, eq. 3 and 5).
+    """
     action = actor(obs)
     metrics = {"action_size": action.detach().abs().mean()}
-    return -critic(obs, action, frozen=True)[0].mean(), metrics, {}
+    q = critic(obs, action, frozen=True)[0]
+    if taken is None or alpha is None:
+        return -q.mean(), metrics, {}
+    scale = alpha / q.detach().abs().mean().clamp(min=SMALLEST_Q)
+    imitation = (action - taken).square().mean()
+    metrics |= {"imitation_loss": imitation.detach(), "q_weight": scale}
+    return imitation - scale * q.mean(), metrics, {}
 
 
 class TD3(Algorithm):
@@ -185,6 +208,7 @@ class TD3(Algorithm):
         self.normalizer = make_normalizer(mode, spec.observation).to(device)
         critic = QEnsemble(run.network, spec, CRITICS).to(device)
         actor = DeterministicActor(run.network, spec, self.action_dim).to(device)
+        normalize_by_dataset(self.normalizer, context)
         rule, compiled = config.optimizer, run.compute.compile == "on"
         self.critic = Learner(critic, twin_loss, rule, compile=compiled, target=True)
         self.actor = Learner(actor, actor_loss, rule, compile=compiled, target=True)
@@ -217,8 +241,8 @@ class TD3(Algorithm):
         return {"mean": action, "value": self.critic.module(obs, action).amin(0)}
 
     def track_statistics(self, trajectory: Batch) -> None:
-        """Count each new frame in the observation statistics."""
-        self.normalizer.update_statistics(trajectory[OBS])
+        """Count new frames in the observation statistics, unless they are those of a dataset."""
+        track_online(self.normalizer, trajectory, self.context)
 
     def sample(self, buffer: Buffer, *, hook: str, phase: Phase) -> Batch | None:
         """Minibatches [K, B, …] for all gradient steps that are due."""
@@ -241,7 +265,10 @@ class TD3(Algorithm):
                 metrics = step_metrics("critic", step)
                 errors.append(step.aux[ERROR])
                 if self.budget.steps % now.actor_every == 0:
-                    step = self.actor.step(rows[OBS], self.critic.module, **sizes)
+                    imitated = (
+                        (rows[ACTION], scalar(now.alpha, device)) if now.alpha is not None else ()
+                    )
+                    step = self.actor.step(rows[OBS], self.critic.module, *imitated, **sizes)
                     metrics |= step_metrics("actor", step)
                     self.critic.follow(now.target_rate)
                     self.actor.follow(now.target_rate)

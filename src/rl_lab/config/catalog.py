@@ -14,8 +14,11 @@ from rl_lab.core.schema import AlgorithmConfig
 
 BUILT_INS = {
     "workflow": {
+        "awac": "rl_lab.algorithms.awac:AWAC",
         "bc": "rl_lab.algorithms.bc:BC",
         "brownian": "rl_lab.algorithms.brownian:Brownian",
+        "cql": "rl_lab.algorithms.cql:CQL",
+        "cql_discrete": "rl_lab.algorithms.cql:DiscreteCQL",
         "diffusion_policy": "rl_lab.algorithms.diffusion.diffusion_policy:DiffusionPolicy",
         "dqn": "rl_lab.algorithms.dqn:DQN",
         "dreamer_v1": "rl_lab.algorithms.dreamer.dreamer:DreamerV1",
@@ -24,6 +27,7 @@ BUILT_INS = {
         "epsilon_greedy": "rl_lab.algorithms.bandits:EpsilonGreedy",
         "flow_policy": "rl_lab.algorithms.diffusion.diffusion_policy:FlowPolicy",
         "gradient_bandit": "rl_lab.algorithms.bandits:GradientBandit",
+        "iql": "rl_lab.algorithms.iql:IQL",
         "planet": "rl_lab.algorithms.planet:PlaNet",
         "ppo": "rl_lab.algorithms.ppo:PPO",
         "q_learning": "rl_lab.algorithms.tabular:QLearning",
@@ -34,6 +38,7 @@ BUILT_INS = {
         "scripted": "rl_lab.algorithms.scripted:Scripted",
         "sql": "rl_lab.algorithms.sql:SQL",
         "td3": "rl_lab.algorithms.td3:TD3",
+        "td3_bc": "rl_lab.algorithms.td3_bc:TD3BC",
         "thompson": "rl_lab.algorithms.bandits:Thompson",
         "ucb": "rl_lab.algorithms.bandits:UCB",
         "reinforce": "rl_lab.algorithms.reinforce:Reinforce",
