@@ -406,3 +406,27 @@ def test_files_that_are_no_config(name: str) -> None:
     with pytest.raises(UserError, match=name) as caught:
         compose(None, [], config_file=Path(name))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "every"), [("every 5 evaluations", 5), (5, 5), ("every evaluation", 1), (0, 0)]
+)
+def test_videos_of_evaluations_may_be_asked_for_where_evaluations_are(
+    asked: object, every: int
+) -> None:
+    write("mine.yaml", f"version: 1\nevaluation:\n  video: {asked}\n")
+    composed = compose(None, [], config_file=Path("mine.yaml"))
+    assert composed.tree["logging"] == {"video_every": every}
+    assert composed.tree["evaluation"] == {}
+    assert str(origin_of("logging.video_every", composed.origins)).endswith("mine.yaml:3")
+
+
+@pytest.mark.parametrize("asked", ["sometimes", "true", "every -1 evaluations", "''"])
+def test_videos_that_nobody_can_make_sense_of(asked: str) -> None:
+    message = failure(f"version: 1\nevaluation:\n  video: {asked}\n")
+    assert message.startswith("evaluation.video: write 'every 5 evaluations', or logging.")
+
+
+def test_videos_that_are_asked_for_twice() -> None:
+    message = failure("version: 1\nevaluation: {video: 5}\nlogging: {video_every: 5}\n")
+    assert message.startswith("evaluation.video means logging.video_every: give one of the two")

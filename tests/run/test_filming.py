@@ -1,6 +1,8 @@
 """Videos of the policy in training: written when they are due, and no bit changes."""
 
 import json
+import os
+import signal
 import sys
 import textwrap
 
@@ -8,10 +10,11 @@ import numpy as np
 import pytest
 
 from film_files import read_gif
+from rl_lab.analysis.view import with_report
 from rl_lab.display.sinks import Sink, TensorBoardSink
 from rl_lab.display.video import as_gif, filming
 from rl_lab.display.wandb import WandbSink
-from rl_lab.run.session import resume, train
+from rl_lab.run.session import no_view, resume, train
 from tiny_runs import run_hash, tiny_config, tiny_run
 
 PPO = "CartPole-v1:ppo_defaults"
@@ -140,3 +143,55 @@ def test_wandb_gets_videos_and_alerts(tmp_path, monkeypatch):
     (file,) = run.videos.iterdir()
     (shown,) = [each["log"] for each in calls if "videos/eval" in each.get("log", {})]
     assert shown == {"env_steps": 1024, "videos/eval": f"video {file} {file.suffix[1:]}"}
+
+
+# -- the video of a report ------------------------------------------------------------------------
+
+REPORTED = ("logging.report=true", "training.total_timesteps=256")
+
+
+def reported(tmp_path, *words, spec=PPO):
+    """A tiny run with its report."""
+    return train(tiny_config(spec, *REPORTED, *words), root=tmp_path, view=with_report(no_view)).run
+
+
+def test_the_first_report_has_a_video_and_no_bit_changes(tmp_path, gif):
+    run = reported(tmp_path / "a")
+    assert videos(run) == ["final-000000000256"]
+    page = (run.path / "report.html").read_text()
+    assert "data:image/gif;base64," in page and "final-000000000256" in page
+    without = reported(tmp_path / "b", "logging.final_video=false")
+    assert not without.videos.exists() and "Videos" not in (without.path / "report.md").read_text()
+    assert run_hash(run) == run_hash(without)
+
+
+def test_a_video_of_the_last_evaluation_is_enough(tmp_path, gif):
+    run = reported(tmp_path, "logging.video_every=1")
+    assert videos(run) == ["eval-000000000256"]
+
+
+def test_where_nothing_can_be_drawn_only_the_log_says_so(tmp_path, gif, capfd):
+    run = reported(tmp_path, spec="rl_lab/Counter-v0:random")
+    assert not run.videos.exists() and (run.path / "report.html").exists()
+    text = run.log_file.read_text()
+    assert "no video of the last policy: 'rl_lab/Counter-v0' cannot be shown" in text
+    assert "no video" not in "".join(capfd.readouterr())
+
+
+def test_a_signal_ends_the_video_of_a_run_that_has_finished(tmp_path, gif, monkeypatch):
+    """Its report is written all the same, and it is still finished."""
+    from rl_lab.run import filming as module
+
+    drawn = []
+
+    def drawing(frame, name):
+        drawn.append(frame)
+        if len(drawn) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return frame
+
+    monkeypatch.setattr(module, "picture_of", drawing)
+    config = tiny_config(PPO, *REPORTED)
+    outcome = train(config, root=tmp_path, view=with_report(no_view))
+    assert outcome.exit_code == 130 and outcome.summary["status"] == "finished"
+    assert len(drawn) == 3 and (outcome.run.path / "report.html").exists()

@@ -54,6 +54,7 @@ from rl_lab.core.schema import VERSION
 from rl_lab.core.values import BadValueError, whole
 
 TOTAL, EVERY = "training.total_timesteps", "evaluation.every_steps"
+VIDEO, VIDEO_EVERY = "video", "video_every"
 FEWEST_EVALUATIONS = 5  # of a run that is shorter than its file says
 
 
@@ -140,8 +141,30 @@ def compose(
             f"{where}version {version} is of a newer rl-lab (this one reads up to {VERSION}): "
             "upgrade rl-lab to use it"
         )
+    _say_it_with_video_every(tree, origins)
     _follow_shorter_total(tree, origins, replaced.get(TOTAL))
     return Composed(tree, origins, notes, replaced)
+
+
+def _say_it_with_video_every(tree: dict[str, Any], origins: Origins) -> None:
+    """`evaluation.video: every 5 evaluations` is a spelling of `logging.video_every: 5`."""
+    evaluation = tree.get("evaluation")
+    if not isinstance(evaluation, dict) or VIDEO not in evaluation:
+        return
+    path = f"evaluation.{VIDEO}"
+    asked, place = evaluation.pop(VIDEO), origin_of(path, origins)
+    match = re.fullmatch(r"(?:every\s+)?(\d*)\s*(?:evaluations?)?", str(asked).strip())
+    logging = tree.setdefault("logging", {})
+    if match is None or isinstance(asked, bool) or not str(asked).strip():
+        raise UserError(
+            f"{path}: write 'every 5 evaluations', or logging.video_every=5; got {asked!r} — "
+            f"{place}"
+        )
+    if not isinstance(logging, dict) or VIDEO_EVERY in logging:
+        raise UserError(f"{path} means logging.{VIDEO_EVERY}: give one of the two — {place}")
+    logging[VIDEO_EVERY] = int(match[1] or 1)
+    if path in origins:
+        origins[f"logging.{VIDEO_EVERY}"] = origins.pop(path)
 
 
 def _follow_shorter_total(tree: dict[str, Any], origins: Origins, written: object) -> None:

@@ -357,6 +357,11 @@ class LoggingConfig(Options):
     video_every: int = option(
         0, "record an episode as a video at each n-th evaluation; 0: none", low=0
     )
+    final_video: bool = option(
+        True,
+        "when the run ends, record an episode of the last policy for the report, where the "
+        "environment can be drawn",
+    )
     report: bool = option(True, "when the run ends, write report.md and report.html about it")
     wandb: WandbConfig = section(WandbConfig, "Weights & Biases")
     alerts: AlertsConfig = section(AlertsConfig, "warnings about metrics that look wrong")

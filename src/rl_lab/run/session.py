@@ -37,6 +37,7 @@ from rl_lab.records.source import code_change, read_provenance
 from rl_lab.run.build import build_run
 from rl_lab.run.debug import PROFILE, TraceUpdates, WeightLog, debugger, for_debugger, profiling
 from rl_lab.run.efficiency import count_parameters, fixed_costs
+from rl_lab.run.filming import film_end
 from rl_lab.run.final_test import final_test
 from rl_lab.run.keys import listening
 from rl_lab.run.orchestrator import Orchestrator
@@ -53,6 +54,7 @@ from rl_lab.run.session_callbacks import (
 from rl_lab.run.signals import stop_on_signals
 
 EXACT = ("E0", "E1")
+ENDS = ("failed", "interrupted", "preempted")  # told to displays at once; `finished` has a video
 # What loading a state into a run that it was not made for may raise, besides a `UserError`.
 UNFIT = (KeyError, TypeError, ValueError, RuntimeError, AssertionError, AttributeError, IndexError)
 # (config, folder, first step) -> what shows the run to a human
@@ -342,7 +344,7 @@ def drive(
                 "good: make room, then resume the run"
             ) from error
         Index(root).upsert(row_of(directory, root))
-        if status != "running":
+        if status in ENDS:
             sinks.summarize(summary)
         return summary
 
@@ -361,8 +363,6 @@ def drive(
                 for said in orchestrator.scheduler.complaints(orchestrator.counters.updates, envs):
                     sinks.say(f"WARNING: {said}")
                 summary = record("finished", test=final_test(orchestrator))
-                stop = orchestrator.stop
-                return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
         except BaseException as error:
             failure = _stopped(error)
             with suppress(
@@ -373,7 +373,13 @@ def drive(
             if failure is error:
                 raise
             raise failure from error
-        code = orchestrator.stop.exit_code
+        stop = orchestrator.stop
+        if finished:
+            if config.logging.report and config.logging.final_video:
+                film_end(orchestrator)
+            sinks.summarize(summary)
+            return Outcome(directory, summary, stop.exit_code if stop.requested else 0)
+        code = stop.exit_code
         return Outcome(directory, record("interrupted" if code == 130 else "preempted"), code)
 
 
