@@ -29,6 +29,8 @@ BUILT_INS = {
         "sac": "rl_lab.algorithms.sac:SAC",
         "sarsa": "rl_lab.algorithms.tabular:Sarsa",
         "sql": "rl_lab.algorithms.sql:SQL",
+        "tdmpc": "rl_lab.algorithms.tdmpc.tdmpc:TDMPC",
+        "tdmpc2": "rl_lab.algorithms.tdmpc.tdmpc:TDMPC2",
         "td3": "rl_lab.algorithms.td3:TD3",
         "thompson": "rl_lab.algorithms.bandits:Thompson",
         "ucb": "rl_lab.algorithms.bandits:UCB",
