@@ -37,6 +37,8 @@ BUILT_INS = {
         "sarsa": "rl_lab.algorithms.tabular:Sarsa",
         "scripted": "rl_lab.algorithms.scripted:Scripted",
         "sql": "rl_lab.algorithms.sql:SQL",
+        "tdmpc": "rl_lab.algorithms.tdmpc.tdmpc:TDMPC",
+        "tdmpc2": "rl_lab.algorithms.tdmpc.tdmpc:TDMPC2",
         "td3": "rl_lab.algorithms.td3:TD3",
         "td3_bc": "rl_lab.algorithms.td3_bc:TD3BC",
         "thompson": "rl_lab.algorithms.bandits:Thompson",

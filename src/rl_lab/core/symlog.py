@@ -51,3 +51,21 @@ def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
     middle = bins.shape[0] // 2
     pairs = weighed[..., :middle].flip(-1) + weighed[..., middle + 1 :]
     return pairs.sum(-1) + weighed[..., middle]
+
+
+def symlog_bins(count: int, reach: float) -> Tensor:
+    """Bins at equal distances in symlog units, from -reach to reach: those of TD-MPC2."""
+    return torch.linspace(-reach, reach, count)
+
+
+def symlog_two_hot_loss(log_probs: Tensor, x: Tensor, bins: Tensor) -> Tensor:
+    """Cross-entropy [...] of log-probabilities [..., bins] with x [...], two-hot in symlog units.
+
+    The share of a bin is how near it is to symlog(x), not to x as with `symexp_bins`.
+    """
+    return two_hot_loss(log_probs, symlog(x), bins)
+
+
+def symlog_two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
+    """What logits [..., bins] say, [...]: symexp of the mean bin. Equal ones say exactly 0."""
+    return symexp(two_hot_mean(logits, bins))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.core.options import Options, option
+from rl_lab.core.schedule import extremes
 from rl_lab.planning.plans import Evaluate, Plan, best
 
 
@@ -44,10 +45,8 @@ class CEMConfig(Options):
             raise ValueError(
                 f"elites must be at most candidates ({self.candidates}), got {self.elites}"
             )
-        if self.min_std > self.max_std:
-            raise ValueError(
-                f"min_std must be at most max_std ({self.max_std:g}), got {self.min_std:g}"
-            )
+        if (largest := extremes(self.min_std)[1]) > (bound := extremes(self.max_std)[0]):
+            raise ValueError(f"min_std must be at most max_std ({bound:g}), got {largest:g}")
 
 
 def planner_noise(
