@@ -62,14 +62,14 @@ class Algorithm(ABC):
     def act(self, obs: Obs, state: Any, *, deterministic: bool) -> Action:
         """Decide for N environments: obs is a tensor [N, …]."""
 
-    def greedy(self, obs: Any, state: Any) -> Action:
+    def greedy(self, obs: Obs, state: Any) -> Action:
         """The deterministic action by operations on tensors alone, which an export can trace.
 
         Default: `act`, which is right where that uses neither numpy nor Python numbers.
         """
         return self.act(obs, state, deterministic=True)
 
-    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+    def describe(self, obs: Obs, state: Any) -> Mapping[str, Tensor]:
         """What the policy thinks of N observations, to be shown: nothing is drawn or changed.
 
         `obs` and `state` are as `act` gets them. Any of `value` [N], `q_values` [N, A],
@@ -271,7 +271,7 @@ class Version:
         self.phases = phases
         self.defaults = defaults
 
-    def __call__(self, config: Any) -> Algorithm:
+    def __call__(self, config: object) -> Algorithm:
         """The algorithm with a config of this version."""
         return self.algorithm(config)
 

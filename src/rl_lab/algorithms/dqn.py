@@ -373,7 +373,7 @@ class DQN(Algorithm):
             return Action(anything, state)
         return Action(np.where(explores, anything, self._greedy(obs, noise)), state)
 
-    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+    def describe(self, obs: Obs, state: object) -> Mapping[str, Tensor]:
         """The value of each action, and of the best legal one."""
         values, mask = self.model(obs), self.model.mask(obs)
         legal = values if mask is None else masked(values, mask)
@@ -387,11 +387,11 @@ class DQN(Algorithm):
         with torch.no_grad():
             return self._best(obs, noise).numpy(force=True)
 
-    def _best(self, obs: Any, noise: Tensor | None = None) -> Tensor:
+    def _best(self, obs: Obs, noise: Tensor | None = None) -> Tensor:
         values, mask = self.model(obs, noise), self.model.mask(obs)
         return (values if mask is None else masked(values, mask)).argmax(-1)
 
-    def greedy(self, obs: Any, state: Any) -> Action:
+    def greedy(self, obs: Obs, state: object) -> Action:
         """The best action, by operations on tensors alone."""
         return Action(self._best(obs), state)
 

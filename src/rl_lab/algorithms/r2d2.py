@@ -305,7 +305,7 @@ class R2D2(Algorithm):
         after = {MEMORY: memory, PREVIOUS: as_vector(self.space, action)}
         return Action(action, after, {LATENT: packed(memory)} if self.keeps else {})
 
-    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+    def describe(self, obs: Obs, state: Any) -> Mapping[str, Tensor]:
         """The value of each action, and of the best legal one."""
         values, _ = self.model.step(obs, state[PREVIOUS], state[MEMORY])
         mask = self.model.mask(obs)

@@ -220,11 +220,11 @@ class Reinforce(Algorithm):
         """Sample, or take the mode."""
         return self.policy.act(obs, state, deterministic=deterministic)
 
-    def greedy(self, obs: Any, state: Any) -> Action:
+    def greedy(self, obs: Obs, state: Any) -> Action:
         """The mode, by operations on tensors alone."""
         return self.policy.greedy(obs, state)
 
-    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+    def describe(self, obs: Obs, state: Any) -> Mapping[str, Tensor]:
         """The distribution over actions, and the value of the baseline if there is one."""
         policy, value = self.model.look(obs, state)
         return {**described(policy), **({"value": value} if self.has_baseline else {})}

@@ -368,11 +368,11 @@ class SAC(Algorithm):
             assert noise is not None
             return Action(policy.draw(noise)[0], state)
 
-    def greedy(self, obs: Any, state: Any) -> Action:
+    def greedy(self, obs: Obs, state: object) -> Action:
         """The action of the mean, by operations on tensors alone."""
         return Action(self.policy(self.normalizer(obs)).mode(), state)
 
-    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+    def describe(self, obs: Obs, state: object) -> Mapping[str, Tensor]:
         """The distribution over actions, and by the smallest critic the value of its mode.
 
         Of discrete actions: the values of all, and their mean under the policy.

@@ -53,7 +53,7 @@ from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import HeadConfig, NetworkConfig, RunConfig
 from rl_lab.core.spec import Box, EnvSpec
 from rl_lab.core.tree import first_leaf
-from rl_lab.networks.encoder import make_encoder
+from rl_lab.networks.encoder import make_encoder, width_of
 from rl_lab.networks.mlp import linear, mlp
 
 SMALLEST_BANDWIDTH = 1e-3
@@ -196,7 +196,7 @@ class Joint(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder = make_encoder(network.encoder, spec.observation)
-        features: Any = self.encoder.out_dim
+        features = width_of(self.encoder)
         self.layers = mlp(features + beside, head.hidden_dims, head.activation)
         self.out = linear([features + beside, *head.hidden_dims][-1], out_dim, gain=1.0)
 

@@ -55,7 +55,7 @@ from rl_lab.core.returns import td_target
 from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import NetworkConfig, RunConfig
 from rl_lab.core.spec import Box, EnvSpec
-from rl_lab.networks.encoder import make_encoder
+from rl_lab.networks.encoder import make_encoder, width_of
 from rl_lab.networks.ensemble import QEnsemble, in_place
 from rl_lab.networks.mlp import linear, mlp
 from rl_lab.networks.normalizer import make_normalizer, normalize_mode
@@ -111,7 +111,7 @@ class DeterministicActor(nn.Module):
     def __init__(self, config: NetworkConfig, spec: EnvSpec, size: int) -> None:
         super().__init__()
         self.encoder = make_encoder(config.encoder, spec.observation)
-        width: Any = self.encoder.out_dim
+        width = width_of(self.encoder)
         hidden_dims = config.actor.hidden_dims
         self.hidden = in_place(mlp(width, hidden_dims, config.actor.activation))
         self.output = linear([width, *hidden_dims][-1], size, gain=0.01)
@@ -234,7 +234,7 @@ class TD3(Algorithm):
             action = (action + noise).clamp(-1.0, 1.0)
         return Action(action, state)
 
-    def describe(self, obs: Any, state: Any) -> Mapping[str, Tensor]:
+    def describe(self, obs: Obs, state: object) -> Mapping[str, Tensor]:
         """The action without noise, and the smallest value that a critic gives it."""
         obs = self.normalizer(obs)
         action = self.actor.module(obs)

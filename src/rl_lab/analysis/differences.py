@@ -24,8 +24,8 @@ class Difference:
     step: int
     kind: str  # metric, row, tensor, transition, value, checkpoint or error
     name: str
-    recorded: Any
-    again: Any
+    recorded: object
+    again: object
     others: int = 0  # further names that differ in the same row or state
 
 

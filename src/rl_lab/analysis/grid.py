@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_lab.analysis.playing import Playback
 from rl_lab.collect.play import Moment, Played, episode
-from rl_lab.core.batch import Array
+from rl_lab.core.batch import Array, Obs
 from rl_lab.display.video import USUAL_FPS, captioned, filming, picture_of
 from rl_lab.envs.render import make_shown
 from rl_lab.run.build import MOST_EVALUATED
@@ -52,7 +52,7 @@ class Seat:
         if self.now.over:
             self.played.append(Played(self.now.total, self.now.length, self.now.terminated))
 
-    def _act(self, obs: Any) -> Any:
+    def _act(self, obs: Obs) -> Any:
         return self.policy.act(obs, deterministic=self.deterministic)
 
     def _look(self) -> None:

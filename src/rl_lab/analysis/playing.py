@@ -10,6 +10,7 @@ import numpy as np
 
 from rl_lab.analysis.controls import Controls, linger
 from rl_lab.collect.play import Played, play
+from rl_lab.core.batch import Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.display.video import USUAL_FPS, check_film, film_suffix, filming, picture_of
@@ -130,7 +131,7 @@ def play_policy(
                     redraw=draw,
                 )
 
-        def act(obs: Any) -> Any:
+        def act(obs: Obs) -> Any:
             return player.act(obs, deterministic=deterministic)
 
         def begin() -> None:

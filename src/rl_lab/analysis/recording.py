@@ -98,7 +98,7 @@ def record_policy(
                 stride = -(-frame.shape[1] // MOST_PIXELS)
                 steps.frames.append(encode_png(np.ascontiguousarray(frame[::stride, ::stride])))
 
-        def see(obs: Any) -> Obs:
+        def see(obs: Obs) -> Obs:
             batch, _ = player.frames.given(obs)
             tensors = player.tensors(batch)
             steps.obs.append(copied(batch))  # the environment may reuse its arrays
@@ -107,7 +107,7 @@ def record_policy(
                 steps.norms.append(_norm(player.memory))
             return tensors
 
-        def act(obs: Any) -> Any:
+        def act(obs: Obs) -> Any:
             steps.chosen.append(player.decide(see(obs), deterministic=deterministic))
             steps.actions.append(player.to_action(steps.chosen[-1])[0])
             return steps.actions[-1]
@@ -160,7 +160,7 @@ def _labels(env: Any) -> list[str]:
     return [str(each) for each in named()] if callable(named) else []
 
 
-def _norm(memory: Any) -> float:
+def _norm(memory: object) -> float:
     """The Euclidean norm of all numbers of a memory's state."""
     squares: list[float] = []
 

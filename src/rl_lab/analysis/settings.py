@@ -18,8 +18,8 @@ class Setting:
     """One leaf of a configuration."""
 
     path: str
-    value: Any
-    default: Any
+    value: object
+    default: object
     origin: str  # default, auto, command line, or preset or file
 
 
@@ -50,7 +50,7 @@ def defaults_of(run: Run) -> Mapping[str, Any]:
     return dict(leaves(to_tree(validate(names, {}, existing=True))))
 
 
-def _origin(path: str, value: Any, default: Any, typed: set[str]) -> str:
+def _origin(path: str, value: object, default: object, typed: set[str]) -> str:
     if path in typed:
         return "command line"
     if value == default:

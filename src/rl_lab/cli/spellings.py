@@ -422,7 +422,7 @@ def _has(config: RunConfig, key: str) -> bool:
     """Whether there is such a key in a configuration."""
     from rl_lab.config.tree import to_tree
 
-    here: Any = {} if config is None else to_tree(config)
+    here: object = {} if config is None else to_tree(config)
     for part in key.split("."):
         if not isinstance(here, Mapping):
             return True

@@ -72,7 +72,7 @@ class OptionRow(NamedTuple):
 
     path: str
     type: str
-    default: Any
+    default: object
     help: str
     allowed: str = ""  # its range in words, if it has one
 

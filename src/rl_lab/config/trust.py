@@ -5,7 +5,7 @@ anywhere: unless it has this user's mark (`records/mark.py`), it may use registe
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def may_name_code(text: str) -> bool:
 
 def _entries(tree: object, path: str) -> Iterator[tuple[str, str, Any]]:
     """Every `(path, key, value)` at any depth, lists included."""
-    pairs: Any = ()
+    pairs: Iterable[tuple[object, object]] = ()
     if isinstance(tree, Mapping):
         pairs = tree.items()
     elif isinstance(tree, (list, tuple)):

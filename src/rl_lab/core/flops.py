@@ -15,7 +15,11 @@ class FlopCount(TorchDispatchMode):
     total = 0
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Any,
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
     ) -> Any:
         """One operation."""
         given = kwargs or {}

@@ -93,7 +93,7 @@ class _Trial:
 
     def spaces(self) -> str:
         described = describe(self.env, self.config.id)
-        action: Any = self.env.action_space
+        action = self.env.action_space
         if isinstance(action, spaces.Box):
             if not (np.isfinite(action.low).all() and np.isfinite(action.high).all()):
                 raise DoubtError("actions without bounds: policies cannot be scaled to them")

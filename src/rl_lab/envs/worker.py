@@ -126,7 +126,7 @@ def end_with_the_trainer() -> None:
     """
     trainer = multiprocessing.parent_process()
     assert trainer is not None
-    lifeline: Any = trainer.sentinel
+    lifeline = trainer.sentinel
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)

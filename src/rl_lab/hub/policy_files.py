@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.collect.play import play
+from rl_lab.core.batch import Obs
 from rl_lab.core.errors import UserError
 from rl_lab.envs.make import maker
 from rl_lab.hub.traced_policy import TracedPolicy, check_tensors, difference, flat
@@ -154,7 +155,7 @@ def _parity(loaded: LoadedPolicy, traced: TracedPolicy, call: Call) -> tuple[flo
     policy, differences = Policy.of(loaded), list[float]()
     memory = traced.fresh_memory()
 
-    def act(obs: Any) -> Any:
+    def act(obs: Obs) -> Any:
         nonlocal memory
         theirs = call([*traced.single(obs), *memory])[: 1 + len(memory)]
         action = policy.act(obs)

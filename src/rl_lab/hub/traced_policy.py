@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.algorithms.base import Algorithm
-from rl_lab.core.batch import PROBABILITIES
+from rl_lab.core.batch import PROBABILITIES, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.learner import Learner
 from rl_lab.envs.make import single_spaces
@@ -61,7 +61,7 @@ class TracedPolicy(nn.Module):
         fresh = dict(flat(self.algorithm.initial_state(rows)))
         return (*frames, *fresh.values())
 
-    def single(self, obs: Any) -> tuple[Tensor, ...]:
+    def single(self, obs: Obs) -> tuple[Tensor, ...]:
         """One observation as inputs, without the memory."""
         found = [np.asarray(part.of(obs), part.dtype)[None] for part in self.frames.parts.values()]
         return tuple(torch.from_numpy(np.ascontiguousarray(each)) for each in found)
@@ -144,7 +144,7 @@ def _dtype(part: Part) -> torch.dtype:
     return torch.from_numpy(np.zeros(0, part.dtype)).dtype
 
 
-def flat(state: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
+def flat(state: object, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
     """The tensors of a memory's state; nothing of None or an empty dict."""
     if isinstance(state, Mapping):
         for key, each in state.items():

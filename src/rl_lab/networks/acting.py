@@ -44,7 +44,7 @@ class ActingPolicy:
             sampled = policy.mode() if deterministic else policy.sample(self.rng)
             return Action(sampled, state, {LOG_PROB: policy.log_prob(sampled)})
 
-    def greedy(self, obs: Any, state: Any) -> Action:
+    def greedy(self, obs: Obs, state: Any) -> Action:
         """The mode, by operations on tensors alone: it can be traced."""
         policy, state = self.model.policy_step(obs, state)
         mode = policy.mode()

@@ -8,7 +8,6 @@ are scaled by statistics of the data that `calibrate` takes; they are saved with
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -195,7 +194,7 @@ def dynamics_loss(
     """Negative log-likelihood of an ensemble, or half the squared error of a perceptron."""
     target = model.outputs(change(state, next_state, reward))
     if isinstance(model, MLPDynamics):
-        error: Any = model(state, action) - target
+        error: Tensor = model(state, action) - target
         loss = 0.5 * error.square().sum(-1).mean()
     else:
         mean, log_std = model(state, action)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -123,3 +123,8 @@ def _for_one(config: Any, space: Space) -> nn.Module:
             example = torch.from_numpy(np.zeros((1, *space.shape), space.dtype))
             encoder.out_dim = encoder(example).shape[-1]
     return encoder
+
+
+def width_of(encoder: nn.Module) -> int:
+    """How many features an encoder returns."""
+    return cast(int, encoder.out_dim)

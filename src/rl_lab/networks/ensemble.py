@@ -14,7 +14,7 @@ from rl_lab.core.batch import Obs
 from rl_lab.core.compiled import tracing
 from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, EnvSpec
-from rl_lab.networks.encoder import make_encoder
+from rl_lab.networks.encoder import make_encoder, width_of
 from rl_lab.networks.mlp import ACTIVATIONS
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -151,7 +151,7 @@ class QEnsemble(nn.Module):
         super().__init__()
         self.encoder = make_encoder(config.encoder, spec.observation)
         self.of_pairs = isinstance(spec.action, Box)
-        features: Any = self.encoder.out_dim
+        features = width_of(self.encoder)
         inputs = features + (spec.action.size if isinstance(spec.action, Box) else 0)
         outputs = 1 if isinstance(spec.action, Box) else getattr(spec.action, "n", 0)
         head = config.critic

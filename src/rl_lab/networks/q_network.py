@@ -5,7 +5,6 @@ A head may say a whole distribution of returns for each action, and its layers m
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 from torch import Generator, Tensor, cat, nn
 
@@ -14,7 +13,7 @@ from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Discrete, EnvSpec
 from rl_lab.core.value_distributions import ValueDistribution, support
 from rl_lab.networks.actor_critic import check_mask
-from rl_lab.networks.encoder import make_encoder
+from rl_lab.networks.encoder import make_encoder, width_of
 from rl_lab.networks.mlp import ACTIVATIONS, linear, mlp
 from rl_lab.networks.noisy import NoisyLinear, draw_noise, noise_size, through
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
@@ -47,7 +46,7 @@ class QNetwork(nn.Module):
         self.is_masked = check_mask(spec)
         self.normalizer = make_normalizer(normalize_obs, spec.observation)
         self.encoder = make_encoder(config.encoder, spec.observation)
-        width: Any = self.encoder.out_dim
+        width = width_of(self.encoder)
         self.advantage = q_head(config.critic, width, self.actions * count, noisy=noisy)
         self.value = q_head(config.critic, width, count, noisy=noisy) if dueling else None
         heads = [self.advantage] if self.value is None else [self.advantage, self.value]

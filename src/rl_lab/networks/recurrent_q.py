@@ -1,7 +1,5 @@
 """Action values with a memory: normalizer → encoder → memory → two heads that duel, or one."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -10,7 +8,7 @@ from rl_lab.core.batch import ACTION_MASK, Obs
 from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Discrete, EnvSpec
 from rl_lab.networks.actor_critic import check_mask
-from rl_lab.networks.encoder import make_encoder
+from rl_lab.networks.encoder import make_encoder, width_of
 from rl_lab.networks.mlp import as_vector
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 from rl_lab.networks.q_network import duel, q_head
@@ -38,7 +36,7 @@ class RecurrentQNetwork(nn.Module):
         self.is_masked = check_mask(spec)
         self.normalizer = make_normalizer(normalize_obs, spec.observation)
         self.encoder = make_encoder(config.encoder, spec.observation)
-        features: Any = self.encoder.out_dim
+        features = width_of(self.encoder)
         self.memory = registry.of("memory", config.memory)(config.memory, features + self.actions)
         width = self.memory.out_dim
         self.advantage = q_head(config.critic, width, self.actions)

@@ -5,7 +5,7 @@ arXiv:2005.05719), and a flow (`networks/flow.py`) may take its place.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.schema import HeadConfig, NetworkConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec
 from rl_lab.networks.actor_critic import PolicyHead, check_mask
-from rl_lab.networks.encoder import make_encoder
+from rl_lab.networks.encoder import make_encoder, width_of
 from rl_lab.networks.ensemble import in_place
 from rl_lab.networks.flow import FlowHead, SquashedFlow
 from rl_lab.networks.mlp import linear, mlp
@@ -105,7 +105,7 @@ class Lent:
 
     def __init__(self, encoder: nn.Module) -> None:
         self.encoder = encoder
-        self.out_dim: Any = encoder.out_dim
+        self.out_dim = width_of(encoder)
 
     @torch.no_grad()
     def __call__(self, obs: Obs) -> Tensor:
@@ -130,7 +130,7 @@ class SoftActor(nn.Module):
         super().__init__()
         own = make_encoder(config.encoder, spec.observation) if lent is None else Lent(lent)
         self.encoder = own
-        width: Any = own.out_dim
+        width = own.out_dim if isinstance(own, Lent) else width_of(own)
         self.is_masked = check_mask(spec)
         self.head: nn.Module
         if isinstance(spec.action, Box) and len(spec.action.shape) == 1:

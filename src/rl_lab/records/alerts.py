@@ -51,7 +51,7 @@ def read_alerts(file: Path) -> list[Alert]:
     return found
 
 
-def alert_of(tree: Any) -> Alert:
+def alert_of(tree: object) -> Alert:
     """An alert from its tree; a `ValueError`, `KeyError` or `TypeError` if it is none."""
     if not isinstance(tree, dict):
         raise TypeError("an alert is a block of keys")

@@ -78,17 +78,17 @@ def redact_variables(variables: Mapping[str, str], names: Iterable[str]) -> dict
     }
 
 
-def anonymous(tree: Any) -> Any:
+def anonymous(tree: object) -> Any:
     """Plain data without secrets, absolute paths, this user's name and this machine's name."""
     return _replaced(tree, lambda text: _without_names(_without_places(redact(text))))
 
 
-def without_places(tree: Any) -> Any:
+def without_places(tree: object) -> Any:
     """Plain data without secrets and absolute paths; names stay: a user may be called adam."""
     return _replaced(tree, lambda text: _without_places(redact(text)))
 
 
-def _replaced(tree: Any, change: Callable[[str], str]) -> Any:
+def _replaced(tree: object, change: Callable[[str], str]) -> Any:
     if isinstance(tree, Mapping):
         return {str(key): _replaced(each, change) for key, each in tree.items()}
     if isinstance(tree, list | tuple):

@@ -298,7 +298,7 @@ def _environment(run: RunDirectory) -> str:
 
 def _score(run: RunDirectory) -> float | None:
     try:
-        best: Any = run.read_summary().get("best")
+        best = run.read_summary().get("best")
     except UserError:  # one broken summary must not hide the other runs
         return None
     return float(best) if isinstance(best, (int, float)) else None

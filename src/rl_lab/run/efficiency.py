@@ -16,6 +16,7 @@ from rl_lab.collect.collector import Stopwatch
 from rl_lab.core.clock import Counters
 from rl_lab.core.learner import Learner
 from rl_lab.core.protocols import VectorEnv
+from rl_lab.core.state import Tree
 from rl_lab.core.tree import named_leaves
 
 GB = 1e9
@@ -114,7 +115,7 @@ def rates(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def fixed_costs(
-    parts: Iterable[Any], state: Any, decision_flops: int, num_envs: int
+    parts: Iterable[object], state: Tree, decision_flops: int, num_envs: int
 ) -> dict[str, float]:
     """What does not depend on the machine, where it is known.
 

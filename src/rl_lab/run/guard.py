@@ -6,7 +6,7 @@ ever in a buffer, in a statistic or in a checkpoint.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -50,7 +50,7 @@ def nonfinite_paths(tree: Tree, path: str = "") -> set[str]:
     if isinstance(tree, np.ndarray):
         return {path} if tree.dtype.kind == "f" and not np.isfinite(tree).all() else set()
     if isinstance(tree, Mapping):
-        pairs: Any = tree.items()
+        pairs: Iterable[tuple[object, object]] = tree.items()
     elif isinstance(tree, (list, tuple)):
         pairs = enumerate(tree)
     else:  # a plain number is a user's own mark, such as a best score of minus infinity

@@ -303,7 +303,7 @@ async def _asset(request: Request) -> Response:
     raise HTTPException(404)
 
 
-def _json(data: Any) -> Response:
+def _json(data: object) -> Response:
     return JSONResponse(plain(data))
 
 

@@ -83,7 +83,7 @@ def predict(
     horizon: int,
     *,
     seen: Batch | None = None,
-    actions: Any = None,
+    actions: Tensor | None = None,
     seed: int = 0,
 ) -> Batch:
     """Predicted frames, actions, rewards and continue probabilities, all [H, B, …].
@@ -108,7 +108,11 @@ def predict(
     state = imagination.start(newest_frames(context) if seen is None else seen, generator)
     rows = []
     for index in range(horizon):
-        action = actions[index] if policy is None or actions is not None else policy(state)
+        if actions is not None:
+            action = actions[index]
+        else:
+            assert policy is not None
+            action = policy(state)
         state, reward, continues = imagination.step(state, action, generator)
         row = {OBS: imagination.decode(state), ACTION: torch.as_tensor(action), REWARD: reward}
         row |= {name: state[name] for name in (LATENT,) if name in state}

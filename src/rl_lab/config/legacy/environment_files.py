@@ -78,7 +78,7 @@ def _plain(node: yaml.Node) -> dict[str, Any]:
     """The data of a node, aliases and `<<` followed; nothing but plain YAML is constructed."""
     loader = yaml.SafeLoader("")
     try:
-        found: Any = loader.construct_document(node)
+        found: object = loader.construct_document(node)
     finally:
         loader.dispose()
     return found if isinstance(found, dict) else {}

@@ -34,7 +34,7 @@ class StickyActions(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self.probability = probability
         self.random = np.random.default_rng()
-        self.last_action: Any = None
+        self.last_action: object = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
