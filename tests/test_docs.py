@@ -11,6 +11,7 @@ import pytest
 import typer
 import yaml
 
+from first_hour import INDEX, TYPED, section, table_commands
 from rl_lab import api
 from rl_lab.benchmarking.networks.cells import plan
 from rl_lab.benchmarking.networks.task_set import read_set
@@ -92,6 +93,11 @@ def test_yaml_that_is_shown_is_valid(tmp_path, page, text):
         assert plan(read_set(file), ["none", "mamba"], "parameters", print).cells
     else:
         api.configure(config_file=file)
+
+
+def test_the_first_hour_types_every_command_of_the_index():
+    """`tests/learning/test_first_hour.py` runs them; it is slow, so it is compared here."""
+    assert table_commands(section("Commands", INDEX)) == list(TYPED)
 
 
 def test_the_algorithm_in_the_readme_is_the_example():

@@ -227,6 +227,14 @@ def test_a_wrong_word_is_one_line(tmp_path: Path, capsys, words, message):
     assert not (tmp_path / "runs").exists()
 
 
+def test_without_optuna_nothing_is_begun(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    place = ["--set", str(written(tmp_path)), "--runs-dir", str(tmp_path / "runs")]
+    assert main(["bench", "networks", *place]) == 2
+    said = "error: this benchmark needs Optuna: pip install 'rl-lab[tune]'\n"
+    assert capsys.readouterr().err == said and not (tmp_path / "runs").exists()
+
+
 def test_an_unknown_set_names_the_nearest(capsys):
     assert main(["bench", "networks", "--set", "memry", "--dry-run"]) == 2
     assert "--set memry: there is no such set (did you mean 'memory'?)" in capsys.readouterr().err

@@ -10,38 +10,18 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
+from first_hour import INDEX, ROOT, SWEEP, TYPED, WITHOUT_JSON, blocks, section
+
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-INDEX = (ROOT / "docs" / "index.md").read_text()
-
-
-def section(heading: str, page: str = README) -> str:
-    return page.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-
-
-def blocks(heading: str, language: str = "", page: str = README) -> list[str]:
-    """The fenced blocks below a heading."""
-    fence = rf"^```{language}\n(.*?)^```"
-    return re.findall(fence, section(heading, page), re.MULTILINE | re.DOTALL)
-
-
-def table_commands(text: str) -> list[str]:
-    """The commands in the first column of a table; `bench envs\\|collect` are two."""
-    found = []
-    for row in re.findall(r"^\| (`rl-lab .*?) \| ", text.replace("\\|", "/"), re.MULTILINE):
-        for command in re.findall(r"`rl-lab ([^`]+)`", row):
-            first, *rest = command.split()
-            choices = rest[0].split("/") if rest and "/" in rest[0] else []
-            found += [f"{first} {each}" for each in choices] or [command]
-    return found
 
 
 def commands(text: str) -> list[str]:
@@ -111,7 +91,12 @@ def test_the_tour(terminal):
         time.sleep(0.1)
     process.kill()
     process.wait()
-    seen = {line.split()[1]: terminal.type(line) for line in rest}
+    seen = {}
+    for line in rest:
+        # A line whose comment names an extra is typed without it here, and says how to get it.
+        extra = re.search(r"# .*\((pip install 'rl-lab\[\w+\]')\)", line)
+        seen[line.split()[1]] = terminal.type(line, 2 if extra else 0)
+        assert extra is None or extra[1] in seen[line.split()[1]]
     assert re.search(r"resumed from step [\d,]+ of 100,000", seen["train"])
     assert "test return: last" in seen["train"] and "Try next:" in seen["train"]
     (run,) = terminal.folder.glob("runs/CartPole-v1-ppo-*")
@@ -119,6 +104,7 @@ def test_the_tour(terminal):
     assert "(100 episodes" in seen["evaluate"] and "video: " in seen["play"]
     assert "finished" in seen["list"] and "bit for bit" in seen["show"]
     assert "# default" in seen["config"] and "ppo.yaml:" in seen["config"]
+    assert "IDENTICAL" in seen["demo"] and "report.html" in seen["demo"]
 
 
 def test_changes_from_the_command_line(terminal):
@@ -167,65 +153,6 @@ def test_what_is_there(terminal, command):
 
 # -- docs/index.md --------------------------------------------------------------------------------
 
-SHORT = "--repeats 1 --seconds 0.05"
-SWEEP = """\
-base_config: CartPole-v1:random
-sweep: {algorithm.collect_steps: [8, 16]}
-fixed: {training.total_timesteps: 200}
-"""
-# For each command of the table what is typed, the exit code, and a part of what is then printed.
-# Trainings and measurements are shortened; what changes the last run has a folder of its own.
-TYPED: dict[str, list[tuple[str, int, str]]] = {
-    "train": [
-        ("train FrozenLake-v1:q_learning --total-timesteps 500 --runs-dir other", 0, "Try next:"),
-        ("train --resume @last --runs-dir other", 0, "resumed from step"),
-    ],
-    "config": [("config CartPole-v1:ppo", 0, "# default")],
-    "evaluate RUN": [("evaluate @best --episodes 5", 0, "(5 episodes")],
-    "play RUN": [("play @last", 0, "video: ")],
-    "imagine RUN": [
-        ("imagine @last", 2, "ppo has no world model"),
-        ("train CartPole-v1:dreamer_v3 --total-timesteps 300 --debug --runs-dir dreams", 0, ""),
-        ("imagine @last --runs-dir dreams", 0, "15 steps predicted"),
-    ],
-    "list": [("list", 0, "finished")],
-    "show RUN": [("show @last", 0, "bit for bit")],
-    "tag RUN +NAME": [("tag @last +paper", 0, "paper"), ("list --filter tag=paper", 0, "paper")],
-    "compare RUNS": [("compare 'CartPole-*'", 0, "only 2 seeds"), ("compare", 2, "name runs")],
-    "export RUNS": [("export 'CartPole-*'", 0, "| CartPole-v1 |")],
-    "report RUNS": [("report @last", 0, "report.html")],
-    "verify RUN": [("verify @last", 0, "IDENTICAL")],
-    "sweep FILE": [("sweep tune.yaml", 2, "pip install 'rl-lab[tune]'")],  # below with the extra
-    "cleanup": [
-        ("cleanup --dry-run", 0, "kept whole"),
-        ("train FrozenLake-v1:q_learning --total-timesteps 500 --runs-dir old", 0, ""),
-        ("cleanup --keep-best 0 --keep-recent 0 --yes --runs-dir old", 0, "freed "),
-    ],
-    "envs": [("envs CartPole", 0, "CartPole-v1")],
-    "algorithms": [("algorithms", 0, "ppo")],
-    "replay-crash RUN": [
-        ("train CartPole-v1:ppo algorithm.learning_rate=1e30 --runs-dir bad", 1, "replay-crash"),
-        ("replay-crash @last --runs-dir bad", 1, "reproduced: update"),
-    ],
-    "check env": [("check env CartPole-v1", 0, "OK: CartPole-v1")],
-    "check algorithm": [("check algorithm ppo", 0, "bit for bit")],
-    "check install": [("check install", 0, "writable")],
-    "new algorithm": [("new algorithm my_rule", 0, "rl-lab train")],
-    "new env": [("new env my_room", 0, "rl-lab train")],
-    "smoke [TEXT]": [("smoke FrozenLake --timesteps 100 --limit 1", 0, "2 ok, 0 failed")],
-    "bench envs": [(f"bench envs CartPole-v1 {SHORT}", 0, "ratio: to sync")],
-    "bench collect": [(f"bench collect CartPole-v1:ppo {SHORT}", 0, "environment only")],
-    # A table has nothing to compile, which would take a minute.
-    "bench update": [(f"bench update FrozenLake-v1:q_learning {SHORT}", 0, "update, eager")],
-    # It trains for minutes in other libraries, and only in a clone.
-    "bench peers": [("bench peers", 2, "in a source checkout")],
-    "bench profile": [
-        ("bench profile CartPole-v1:ppo training.total_timesteps=2000 --repeats 1", 0, "checkpoint")
-    ],
-    "index rebuild": [("index rebuild", 0, "2 runs in runs/index.sqlite")],
-}
-WITHOUT_JSON = {"export RUNS", "new algorithm", "new env", "bench peers"}
-
 
 @pytest.fixture(scope="module")
 def trained(terminal):
@@ -234,10 +161,6 @@ def trained(terminal):
     there.type("rl-lab train CartPole-v1:ppo --total-timesteps 4e3 --seed 1,2")
     (there.folder / "tune.yaml").write_text(SWEEP)
     return there
-
-
-def test_every_command_of_the_index_is_typed():
-    assert table_commands(section("Commands", INDEX)) == list(TYPED)
 
 
 @pytest.mark.parametrize("command", TYPED)
@@ -282,6 +205,25 @@ def test_a_run_on_disk_is_what_the_index_lists(trained):
     assert there <= {*files, "logs/"}  # nothing that is not explained
     sometimes = {"pictures/", "videos/", "logs/run.log", "crash/"}
     assert files - sometimes <= there
+
+
+def test_the_page_with_its_extra(trained):
+    trained.install("[ui]")
+    words = [trained.bin / "rl-lab", "ui", "--no-browser", "--port", "0"]
+    where = {"cwd": trained.folder, "env": trained.environment, "text": True}
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **where)
+    try:
+        assert process.stdout is not None
+        address = re.search(r"http://\S+", process.stdout.readline())[0]
+        browser = build_opener(HTTPCookieProcessor())
+        assert "<title>RL Lab" in browser.open(address).read().decode()
+        table = browser.open(address.partition("/?")[0] + "/api/runs").read().decode()
+        for run in trained.folder.glob("runs/CartPole-v1-ppo-*"):
+            assert run.name in table
+    finally:
+        process.send_signal(signal.SIGINT)
+    shown, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in shown, shown
 
 
 def test_a_sweep_with_its_extra(trained):

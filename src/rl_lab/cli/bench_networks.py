@@ -1,11 +1,13 @@
 """`rl-lab bench networks`: every memory on every task, with equal numbers of parameters."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rl_lab.cli.arguments import RUNS, Json, RunsDir, count
+from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
     from rl_lab.benchmarking.networks.benchmark import Ended
@@ -83,6 +85,8 @@ def networks(
 
     if report is not None:
         return _show(again(report, output), as_json)
+    if not dry_run and find_spec("optuna") is None:
+        raise UserError("this benchmark needs Optuna: pip install 'rl-lab[tune]'")
     request = Request(
         set_name=set_name,
         tasks=_listed(tasks),
