@@ -71,7 +71,7 @@ def _monitors() -> str:
             f"but `{each[1:]}`" if each[0] == "!" else f"`{each}`" for each in monitor.algorithms
         )
         whom = ", ".join(names) or "all"
-        if of_machine(monitor):
+        if of_machine(monitor) and not monitor.algorithms:
             whom = "all, clock and machine"
         tip = _escaped(monitor.tip)
         lines.append(f"| `{name}` | `{monitor.metric}` | {_condition(monitor)} | {whom} | {tip} |")
@@ -92,7 +92,11 @@ def _condition(monitor: MonitorConfig) -> str:
         f"no gain after {monitor.stalls} of the run": monitor.stalls,
     }
     words = [" and ".join(phrase for phrase, value in phrases.items() if value is not None)]
-    words += [f"mean of {monitor.rows} rows"] if monitor.rows > 1 else []
+    words += (
+        [f"{'median' if monitor.median else 'mean'} of {monitor.rows} rows"]
+        if monitor.rows > 1
+        else []
+    )
     words += [f"after {monitor.after} of the run"] if monitor.after else []
     words += [f"until {monitor.until} of the run"] if monitor.until < 1 else []
     words += [f"{monitor.actions} actions"] if monitor.actions != "any" else []

@@ -29,6 +29,14 @@ def test_bounds_are_open_and_judge_the_mean_of_the_last_rows():
     assert fired([1, 2, 3], above=1, below=3) == [1]  # all conditions must hold
 
 
+def test_a_median_is_deaf_to_a_few_wild_rows():
+    values = [1.0, 1.0, -90.0, 1.0, -90.0, -90.0]
+    # medians of three: -, -, 1, 1, -90, -90; means: -, -, -29.3, -29.3, -59.7, -59.7
+    assert fired(values, below=-0.5, rows=3, median=True) == [4, 5]
+    assert fired(values, below=-0.5, rows=3) == [2, 3, 4, 5]
+    assert fired([1.0, math.nan, 9.0], above=2, rows=3, median=True) == []
+
+
 def test_bounds_as_multiples_of_another_metric():
     assert fired([150, 250], above=20, of="collect/return_mean", largest=10) == [1]  # limit 200
     assert fired([15, 25], above=20, of="collect/return_mean", largest=0.1) == [1]  # 1 at least

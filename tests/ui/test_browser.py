@@ -168,7 +168,7 @@ def test_the_table_and_its_keys(visit, server):
     page.keyboard.press("g")
     expect(rows).to_have_count(3)
     page.get_by_label("Filter").fill("name=nothing")
-    expect(page.get_by_text("No run fulfils this")).to_be_visible()
+    expect(page.get_by_text("No run matches")).to_be_visible()
     page.get_by_label("Filter").fill("nokey=1")
     expect(page.get_by_text("no run has 'nokey'")).to_be_visible()
 

@@ -11,6 +11,12 @@ from rl_lab.records.source import read_provenance
 
 AUTO = "auto"
 NONE = "-"  # where there is no default
+OPTIONS = {  # of `rl-lab train` that are settings
+    "--seed": "experiment.seed",
+    "--total-timesteps": "training.total_timesteps",
+    "--init-from-run": "training.warm_start",
+    "--track": "logging.wandb.enabled",
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ def _origin(path: str, value: object, default: object, typed: set[str]) -> str:
 
 
 def _typed(run: Run) -> set[str]:
-    """The keys of `key=value` in the command that began the run."""
-    words = read_provenance(run.directory).get("command") or []
-    return {str(word).partition("=")[0].lstrip("+") for word in words if "=" in str(word)}
+    """The keys of `key=value`, and of options, in the command that began the run."""
+    words = [str(word) for word in read_provenance(run.directory).get("command") or []]
+    names = {word: word.partition("=")[0] for word in words}
+    keys = {name.lstrip("+") for word, name in names.items() if "=" in word}
+    return keys | {OPTIONS[name] for name in names.values() if name in OPTIONS}

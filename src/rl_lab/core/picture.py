@@ -1,7 +1,7 @@
 """A picture as pure data: what an algorithm wants to show, before anybody draws it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rl_lab.core.batch import Array
 
@@ -59,3 +59,4 @@ class Picture:
     y_label: str = ""
     x_limits: tuple[float, float] | None = None  # None: as wide as what is shown
     y_limits: tuple[float, float] | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)  # metrics of what is shown, by name

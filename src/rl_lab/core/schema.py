@@ -281,7 +281,7 @@ class WandbConfig(Options):
 class MonitorConfig(Options):
     """What one monitor watches, when it fires, and what to try then. All its conditions must hold.
 
-    A condition is judged on the mean of the last `rows` values of the metric.
+    A condition is judged on the mean of the last `rows` values of the metric, or on their median.
     """
 
     metric: str = option("", "full name, with * for every metric of a kind", not_empty=True)
@@ -301,6 +301,7 @@ class MonitorConfig(Options):
     )
     better: Literal["higher", "lower"] = option("higher", "what a gain is")
     rows: int = option(5, "rows of metrics whose mean is judged", low=1)
+    median: bool = option(False, "judge the median of the rows: a few wild ones do not count")
     after: float = option(0.0, "silent before this share of the run", low=0, below=1)
     until: float = option(1.0, "silent after this share of the run", above=0, high=1)
     algorithms: list[str] = option([], "only of these algorithms, with *; empty: all")

@@ -1,6 +1,7 @@
 """When a monitor fires: pure judgements on what was seen of one metric."""
 
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ LONG_ROWS = 50  # rows before a run without a gain stalls
 # Less than this many of the usual changes between two rows, or than this share of the start, is no
 # gain: the first episodes that end are short ones, so any return rises a little at first.
 REAL_GAIN, REAL_SHARE = 4.0, 0.25
+STALLED_GAIN = 2.0  # of those changes: to say that a run learns nothing needs more certainty
 
 
 @dataclass
@@ -46,18 +48,19 @@ class Seen:
         self.best = now if self.best is None else _better(monitor, now, self.best)
 
     def mean(self, monitor: MonitorConfig) -> float | None:
-        """Of the last rows; None until there are enough of them."""
+        """The mean, or median, of the last rows; None until there are enough of them."""
         if len(self.recent) < monitor.rows:
             return None
+        if monitor.median and not any(map(math.isnan, self.recent)):  # it could be in any place
+            return statistics.median(self.recent)
         return sum(self.recent) / len(self.recent)
 
-    @property
-    def gain(self) -> float:
-        """How far the best is from the start; 0 if that may be noise."""
+    def gain(self, changes: float) -> float:
+        """How far the best is from the start; 0 if that may be noise of so many changes."""
         if self.start is None or self.best is None:
             return 0.0
         gain = abs(self.best - self.start)
-        least = max(REAL_GAIN * self.noise, REAL_SHARE * abs(self.start))
+        least = max(changes * self.noise, REAL_SHARE * abs(self.start))
         return gain if gain > least else 0.0
 
 
@@ -106,12 +109,12 @@ def _judged(
         yield f"{usual:.3g} is usual" if dropped else ""
     if monitor.collapses is not None:
         best = value if seen.best is None else seen.best
-        lost, gain = abs(best - value), seen.gain
+        lost, gain = abs(best - value), seen.gain(REAL_GAIN)
         fell = _better(monitor, value, best) != value and lost > monitor.collapses * gain > 0
         yield f"it was {best:.3g} at its best" if fell else ""
     if monitor.stalls is not None:
         long = share >= monitor.stalls and seen.count >= LONG_ROWS
-        stalled = long and seen.gain == 0.0 and seen.start is not None
+        stalled = long and seen.gain(STALLED_GAIN) == 0.0 and seen.start is not None
         yield f"no better than the {seen.start:.3g} of the start" if stalled else ""
 
 

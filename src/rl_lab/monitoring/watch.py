@@ -58,6 +58,11 @@ class Watch:
             ]
         return self._wanted[metric]
 
+    def forget(self, metric: str) -> None:
+        """Begin again with a metric whose values so far are of something else."""
+        for metrics in self.seen.values():
+            metrics.pop(metric, None)
+
     def state_dict(self) -> dict[str, Any]:
         """What was seen and said."""
         return {

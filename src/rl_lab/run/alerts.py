@@ -12,6 +12,8 @@ from rl_lab.monitoring.watch import Watch
 from rl_lab.records.alerts import read_alerts, write_alerts
 from rl_lab.records.run_directory import RunDirectory
 
+SPEED = "time/sps"
+
 
 class Alerts:
     """Looks at every row of metrics, and is saved with the run: a resumed one alerts the same.
@@ -27,14 +29,31 @@ class Alerts:
         self.machine = Watch({n: each for n, each in found.items() if of_machine(each)})
         self.machine.alerts = read_alerts(self.directory.timing_alerts_file)
         self.stop_reason: str | None = None
+        self._work: tuple[str, bool] | None = None  # of the last stretch: phase, whether it learned
+        self._updates = 0.0
 
-    def look(self, step: int, row: Mapping[str, float], timing: Mapping[str, float]) -> None:
+    def look(
+        self, step: int, row: Mapping[str, float], timing: Mapping[str, float], *, phase: str = ""
+    ) -> None:
         """One row: tell what is wrong with it."""
         self._judge(self.learning, self.directory.alerts_file, step, row)
+        if not self._does_the_same(phase, row.get("updates", 0.0)):
+            timing = {name: each for name, each in timing.items() if name != SPEED}
         self._judge(self.machine, self.directory.timing_alerts_file, step, timing)
 
+    def _does_the_same(self, phase: str, updates: float) -> bool:
+        """Whether a stretch can be as fast as the one before: it learns in the same phase.
+
+        A warm-up without updates is faster by far; what was usual in another phase is forgotten.
+        """
+        work, before = (phase, updates > self._updates), self._work
+        self._work, self._updates = work, updates
+        if before is not None and before[0] != phase:
+            self.machine.forget(SPEED)
+        return work[1] and work == before
+
     def look_closely(self, step: int, row: Mapping[str, float]) -> None:
-        """A row of `--debug`."""
+        """A row of `--debug`, or what the pictures of an evaluation show."""
         self._judge(self.machine, self.directory.timing_alerts_file, step, row)
 
     def names(self) -> list[str]:

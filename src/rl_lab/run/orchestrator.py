@@ -220,7 +220,8 @@ class Orchestrator:
         self.row_start, self.seconds = replace(self.counters), {}
         with undisturbed():  # a display may draw random numbers
             self.sinks.write(step, row | timing)
-            self.alerts.look(step, row, timing)
+            phase = self.scheduler.current_phase()
+            self.alerts.look(step, row, timing, phase=phase.name if phase else "")
         for line in self.algorithm.warnings(row):
             if line not in self.warned:
                 self.warned.add(line)

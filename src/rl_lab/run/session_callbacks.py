@@ -18,12 +18,18 @@ def picture_sink(directory: RunDirectory) -> Sink:
 
 
 class ShowPictures(Callback):
-    """Draws what the algorithm has to show after an evaluation."""
+    """Draws what the algorithm has to show after an evaluation; its numbers go to timing.jsonl."""
 
     def after_evaluation(self, run: Orchestrator, evaluation: Evaluation) -> None:
         """Random numbers are borrowed: training does not notice."""
+        step = run.counters.env_steps
         with run.streams.borrowed("pictures/"):
-            run.sinks.draw(run.counters.env_steps, run.algorithm.pictures(evaluation.paths))
+            pictures = run.algorithm.pictures(evaluation.paths)
+            run.sinks.draw(step, pictures)
+        numbers = {name: each for one in pictures.values() for name, each in one.numbers.items()}
+        if numbers:
+            run.timing.append(step, numbers)
+            run.alerts.look_closely(step, numbers)
 
 
 class FilmEvaluations(Callback):

@@ -1,5 +1,6 @@
 """Open-loop predictions of a world model: imagined rollouts on request, and pictures of them."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ from rl_lab.networks.mlp import as_vector
 
 CONTINUES = "continues"
 SEEN = 5  # frames that open-loop predictions begin with
+WORST_ERROR = 1e6
+STILL = 1e-6  # deviation of what does not move
 DRAWN = 6  # numbers of a vector that are drawn, at most
 LatentPolicy = Callable[[Any], Tensor]  # from states [N, …] to actions [N, …] of policy space
 
@@ -163,8 +166,25 @@ def open_loop_pictures(
         else:
             layer = _curves(true.reshape(len(true), -1), guess.reshape(len(guess), -1))
         title = f"{key}, predicted after {SEEN} frames"
-        pictures[f"open_loop_{key.replace('/', '_')}"] = Picture(title, [layer], x_label="step")
+        part, error = key.replace("/", "_"), relative_error(true, guess)
+        numbers = {} if error is None else {f"open_loop/{part}_error": error}
+        name = f"open_loop_{part}"
+        pictures[name] = Picture(title, [layer], x_label="step", numbers=numbers)
     return pictures
+
+
+def relative_error(true: Array, guess: Array) -> float | None:
+    """Root mean square error of a prediction [T, …], in deviations of the truth from its mean.
+
+    1 is what predicting that mean would give; a model that explodes has `WORST_ERROR`. None if the
+    truth stands still.
+    """
+    true, guess = true.astype(np.float64), guess.astype(np.float64)
+    spread = float(np.sqrt(np.mean((true - true.mean(0)) ** 2)))
+    if spread < STILL:
+        return None
+    error = float(np.sqrt(np.mean((true - guess) ** 2))) / spread
+    return min(error, WORST_ERROR) if math.isfinite(error) else WORST_ERROR
 
 
 def _parts(obs: Obs) -> Mapping[str, Tensor]:

@@ -101,8 +101,8 @@ document.addEventListener("click", (event) => {
 });
 
 fill(document.getElementById("top"),
-  h("a", { href: "/", class: "brand" }, h("img", { src: "/assets/icon.svg", alt: "", width: 22, height: 22 }), "RL Lab"),
-  h("nav", { "aria-label": "Pages" }, h("a", { href: "/" }, "Runs"), h("a", { href: "/sweep/" }, "Sweeps")),
+  h("a", { href: "/", class: "brand" }, h("img", { src: "/assets/icon.svg", alt: "", width: 22, height: 22 }), h("span", {}, "RL Lab")),
+  h("nav", { "aria-label": "Pages" }, h("a", { href: "/" }, "Runs"), h("a", { href: "/compare" }, "Compare"), h("a", { href: "/sweep/" }, "Sweeps")),
   h("span", { class: "grow" }),
   h("button", { type: "button", id: "theme", "aria-label": "Theme", onclick: turnTheme }, "◐"),
   h("button", { type: "button", "aria-label": "Keys", title: "keys (?)", onclick: help }, "?"));

@@ -2,7 +2,7 @@
 // It knows nothing of the page: new Chart(element, options), then chart.show(lines).
 //   line: {name, steps, values, low?, high?, color: 0…7, hidden?}      mark: {step, text}
 
-const LEFT = 54, RIGHT = 12, TOP = 8, BOTTOM = 22;
+const LEFT = 54, RIGHT = 12, TOP = 8, BOTTOM = 34;
 
 export class Chart {
   constructor(place, { title = "", unit = "", label = "step", log = false, smooth = 0, height = 190, onzoom = null, onhover = null, actions = [] } = {}) {
@@ -136,7 +136,7 @@ export class Chart {
     pen.strokeStyle = ink("--grid");
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    for (const value of this.log ? logTicks(...scale.y) : ticks(...scale.y, 4)) {
+    for (const value of this.log ? logTicks(...scale.y) : ticks(...scale.y, Math.max(3, Math.round(scale.height / 36)))) {
       const at = Math.round(scale.py(value)) + 0.5;
       if (at < TOP - 1 || at > scale.height - BOTTOM + 1) continue;
       pen.beginPath();
@@ -150,8 +150,10 @@ export class Chart {
     for (const step of steps) {
       const at = scale.px(step);
       pen.textAlign = at > scale.width - 30 ? "right" : "center";
-      pen.fillText(compact(step), at > scale.width - 30 ? scale.width - 4 : at, scale.height - 6);
+      pen.fillText(compact(step), at > scale.width - 30 ? scale.width - 4 : at, scale.height - 19);
     }
+    pen.textAlign = "center";
+    pen.fillText(this.label, (LEFT + scale.width - RIGHT) / 2, scale.height - 5);
   }
 
   drawLine(pen, scale, line, ink) {

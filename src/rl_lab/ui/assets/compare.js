@@ -14,7 +14,7 @@ export function comparePage(place, parameters, go) {
   const known = h("datalist", { id: "metrics" }, ["reward", "loss", "collect/return_mean", "eval/return_mean"].map((each) => h("option", { value: each })));
   const curves = h("div", { class: "charts one" }), rest = h("div", {});
   document.title = "Compare · RL Lab";
-  fill(place, h("h1", {}, "Compare"), known,
+  fill(place, h("h1", { class: "page-title" }, "Compare"), known,
     h("div", { class: "bar" }, h("label", {}, "metric ", metric), h("label", {}, "group by ", group), h("label", {}, single, " single runs"), h("label", {}, "smoothing ", smooth), h("label", {}, log, " log scale")), curves, rest);
 
   function change() {

@@ -90,6 +90,8 @@ export function runPage(place, name, tab, parameters, go) {
     const counts = { checkpoints: page.facts.checkpoints.length, media: page.facts.media.length, alerts: page.facts.alerts.length };
     fill(tabs, Object.entries(TABS).map(([key, text]) =>
       h("a", { href: address(["run", name, key]), "aria-current": page.tab === key ? "page" : null }, text, counts[key] ? h("small", {}, String(counts[key])) : null)));
+    const own = tabs.querySelector("[aria-current]"); // on a phone it may be out of sight
+    tabs.scrollLeft = own ? own.offsetLeft + own.offsetWidth / 2 - tabs.clientWidth / 2 : 0;
   }
 
   async function begin() {
@@ -101,7 +103,9 @@ export function runPage(place, name, tab, parameters, go) {
       page.stamps = await get(["runs", name, "pulse"]);
       page.view?.recorded?.(page.stamps);
     } catch (error) {
-      fill(view, failed(error));
+      if (page.facts) return fill(view, failed(error));
+      clearInterval(timer); // there is nothing to follow
+      fill(place, failed(error), h("p", {}, h("a", { href: "/" }, "All runs")));
     }
   }
 

@@ -5,13 +5,13 @@ import { address, called, duration, empty, failed, fill, get, h, number, notice,
 const ROW = 40; // pixels
 const POLL = 3000;
 const COLUMNS = [
-  { key: "name", text: "run", cell: (run) => h("a", { href: address(["run", run.path]), title: run.path }, called(run), h("small", {}, ` ${run.id}`)) },
-  { key: "status", text: "status", cell: (run) => pill(run.status) },
+  { key: "name", text: "run", cell: (run) => h("a", { href: address(["run", run.path]), title: run.path }, called(run), h("small", {}, ` ${run.id}`, h("span", { class: "phone" }, `, seed ${run.seed ?? "–"}`))) },
+  { key: "status", text: "status", cell: (run) => [pill(run.status), warned(run)] },
   { key: null, text: "return", name: "wide", cell: (run, page) => sparkline(page.sparks.get(run.path)?.values) },
   { key: "environment", text: "environment", name: "wide" },
   { key: "algorithm", text: "algorithm", name: "middle" },
   { key: "seed", text: "seed", name: "wide number" },
-  { key: "env_steps", text: "steps", name: "number", cell: (run) => whole(run.env_steps) },
+  { key: "env_steps", text: "steps", name: "number middle", cell: (run) => whole(run.env_steps) },
   { key: "best", text: "best", name: "number", cell: (run) => number(run.best) },
   { key: "last_return", text: "last", name: "number middle", cell: (run) => number(run.last_return) },
   { key: "wall_time", text: "time", name: "wide number", cell: (run) => duration(run.wall_time) },
@@ -47,7 +47,7 @@ export function runsPage(place, parameters, go) {
       const more = data.fulfilling > page.rows.length ? `, the newest ${whole(page.rows.length)} are shown` : "";
       count.textContent = data.fulfilling === data.total ? `${plural(data.total, "run")}${more}` : `${whole(data.fulfilling)} of ${plural(data.total, "run")}${more}`;
       fill(message, !data.total && empty("No runs yet", `Nothing has been trained in ${data.root}. Start with:`, "rl-lab train CartPole-v1:ppo"),
-        data.total && !data.fulfilling && empty("No run fulfils this", "Conditions are KEY=VALUE with = != < <= > >=, as of rl-lab list --filter; other words are looked for in names, tags and notes.", "status=running environment=CartPole*"));
+        data.total && !data.fulfilling && empty("No run matches", "Conditions are KEY=VALUE with = != < <= > >=, as of rl-lab list --filter; other words are looked for in names, tags and notes.", "status=running environment=CartPole*"));
       order();
     } catch (error) {
       if (page.closed) return;
@@ -160,6 +160,12 @@ export function runsPage(place, parameters, go) {
       return true;
     },
   };
+}
+
+// The monitors that have fired, where there are any.
+function warned(run) {
+  const names = (run.alerts ?? []).join(", ");
+  return names && h("span", { class: "warned", role: "img", title: `alerts: ${names}`, "aria-label": `alerts: ${names}` }, "⚠");
 }
 
 const named = (column) => `${column.text} ${column.name ?? ""}`;

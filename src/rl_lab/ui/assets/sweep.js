@@ -7,7 +7,7 @@ const WIDTH = 960, HEIGHT = 300, TOP = 34, BOTTOM = 30, SIDE = 70;
 export function sweepPage(place, name, go) {
   document.title = `${name || "Sweeps"} · RL Lab`;
   const body = h("div", {}, h("p", { class: "muted" }, "reading …"));
-  fill(place, h("h1", {}, name || "Sweeps"), body);
+  fill(place, h("h1", { class: "page-title" }, name || "Sweeps"), body);
   if (!name) {
     get(["sweeps"]).then(({ sweeps }) => fill(body, sweeps.length
       ? table(["sweep"], sweeps.map((each) => [h("a", { href: address(["sweep", each]) }, each)]))
