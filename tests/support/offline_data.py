@@ -61,13 +61,13 @@ def returns(arrays: dict[str, np.ndarray]) -> list[float]:
     return [float(part.sum()) for part in np.split(arrays["reward"], ends)[:-1]]
 
 
-def pendulum_expert(file: Path) -> Path:
-    """4,000 transitions of a controller that swings the pendulum up: mean return about -160."""
-    np.savez(file, **play("Pendulum-v1", [swing_up] * 20))
+def pendulum_expert(file: Path, episodes: int = 20) -> Path:
+    """Swings the pendulum up: mean return about -140. 200 transitions an episode."""
+    np.savez(file, **play("Pendulum-v1", [swing_up] * episodes))
     return file
 
 
-def cartpole_mixed(file: Path) -> Path:
-    """CartPole: a few episodes that balance for 500 steps among many that leave the track."""
-    np.savez(file, **play("CartPole-v1", ([drift] * 9 + [balance]) * 5))
+def cartpole_mixed(file: Path, rounds: int = 5) -> Path:
+    """CartPole: in each round 9 episodes that leave the track, and one of 500 steps."""
+    np.savez(file, **play("CartPole-v1", ([drift] * 9 + [balance]) * rounds))
     return file
