@@ -70,6 +70,10 @@ def peers(
     threads: Annotated[
         int, typer.Option(min=1, help="of everyone, each on a core; 2 pay for sac's wide layers")
     ] = 1,
+    cpu: Annotated[
+        bool,
+        typer.Option("--cpu", help="seconds of CPU: what else runs on the machine counts less"),
+    ] = False,
     peer: Annotated[
         list[str] | None,
         typer.Option(
@@ -102,6 +106,8 @@ def peers(
         "threads": threads,
     }
     if until is not None:
+        if cpu:
+            raise UserError("--cpu is not for --until, which is about waiting")
         return run_bench(
             f"until-{asked['settings']}",
             lambda tell: bench_until(until, every=every, tell=tell, **asked),
@@ -109,6 +115,7 @@ def peers(
             as_json,
             columns=ARRIVALS,
         )
+    asked["cpu"] = cpu
     if cleanrl is not None and not cleanrl.is_file():
         raise UserError(f"--cleanrl {cleanrl}: there is no such file")
     asked["script"] = None if cleanrl is None else str(cleanrl.resolve())
@@ -116,7 +123,8 @@ def peers(
         raise UserError("--every is for --until: say which return is to be reached")
     return run_bench(
         f"peers-{asked['settings']}{'-compiled' * SWITCHES[compile]}"
-        + (f"-{threads}-threads" if threads > 1 else ""),
+        + (f"-{threads}-threads" if threads > 1 else "")
+        + "-cpu" * cpu,
         lambda tell: bench_peers(tell=tell, **asked),
         output,
         as_json,

@@ -45,6 +45,8 @@ class Contestant:
         """Why it does not take part in a job; None if it does."""
         if job.until is not None and not self.evaluates:
             return "takes no part in --until"
+        if self.needs_script and job.cpu:
+            return "has a process of its own: --cpu does not see it"
         if self.needs_script and job.script is None:
             return "give its own script: --cleanrl PATH/TO/ppo.py"
         if job.values.algorithm not in self.algorithms:

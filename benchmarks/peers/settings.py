@@ -209,6 +209,7 @@ class Job:
     until: float | None = None  # stop where evaluations reach this return
     every: int = 0  # environment steps between these evaluations
     script: str | None = None  # of CleanRL, if it takes part
+    cpu: bool = False  # seconds of this process, not of the clock on the wall
 
     @property
     def values(self) -> Any:
@@ -254,7 +255,7 @@ class Clock:
 
     def rollout_done(self, returns: Sequence[float]) -> None:
         """A rollout was collected and learned from; `returns` of the last finished episodes."""
-        self.times.append(time.perf_counter())
+        self.times.append(time.process_time() if self.job.cpu else time.perf_counter())
         if self.first is None and returns:
             self.first = fmean(returns), pstdev(returns)
 

@@ -46,11 +46,12 @@ def bench_peers(
     names: Sequence[str] = (),
     threads: int = 1,
     script: str | None = None,
+    cpu: bool = False,
     tell: Tell = silent,
 ) -> Report:
     """Steady-state speed of everyone who is installed, and how often it fits into ours."""
     chosen, job = invited(names), planned(env, settings, steps, compile, threads)
-    job = replace(job, script=script)
+    job = replace(job, script=script, cpu=cpu)
     samples, problems = contest(chosen, job, trained, repeats, tell)
     rows = [
         absent(name, problems[name])
@@ -62,7 +63,7 @@ def bench_peers(
         benchmark=f"peers-{settings}",
         title=f"{job.values.algorithm.upper()} on {job.env}, {settings} settings, "
         f"{job.steps:,} steps, {in_words(job.threads)}",
-        unit="environment steps/s",
+        unit="environment steps/s" + " of CPU" * cpu,
         ratio_means=f"{OURS} is this many times as fast",
         rows=rows,
         settings={**asdict(job), "values": asdict(job.values), "repeats": repeats},

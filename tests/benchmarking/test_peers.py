@@ -6,6 +6,8 @@ import re
 import shlex
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +17,7 @@ import typer
 from benchmarks.peers import plain_dqn, plain_ppo, speed
 from benchmarks.peers.command import app
 from benchmarks.peers.contestants import CONTESTANTS, Contestant, equal_settings, our_settings
-from benchmarks.peers.settings import SETTINGS, Job, Timed
+from benchmarks.peers.settings import SETTINGS, Clock, Job, Timed
 
 from rl_lab import api
 from rl_lab.cli.main import main
@@ -134,6 +136,32 @@ def test_who_cannot_play_says_so(capsys, monkeypatch):
     assert asked[1][1].env == "Pendulum-v1"
 
 
+def test_seconds_of_cpu_do_not_count_waiting(capsys, monkeypatch):
+    job = Job(env="CartPole-v1", settings="lstm", rollouts=3, cpu=True)
+    waiting, busy = Clock(job), Clock(replace(job, cpu=False))
+    for _ in range(3):
+        for clock in (waiting, busy):
+            clock.rollout_done([])
+        time.sleep(0.05)
+    assert waiting.times[-1] - waiting.times[0] < 0.05 < busy.times[-1] - busy.times[0]
+    found = Timed(steps_per_second=9, first_return=1, first_spread=1, last_return=3)
+    monkeypatch.setattr(speed, "trained", lambda name, job: speed.Measured(found, float(job.cpu)))
+    report, rows = bench(capsys, "--cpu", "--peer", "cleanrl", "--repeats", "1")
+    assert report["unit"] == "environment steps/s of CPU" and rows["rl-lab"]["total_seconds"] == 1
+    assert "--cpu does not see it" in rows["cleanrl"]["detail"]
+
+
+def test_a_gru_of_ours_plays_against_the_lstm_of_the_peer():
+    """Equal settings otherwise; nobody without a memory takes part."""
+    ours = equal_settings(Job(env="CartPole-v1", settings="gru", rollouts=3))
+    theirs = equal_settings(Job(env="CartPole-v1", settings="lstm", rollouts=3))
+    differing = {name for name in ours if ours[name] != theirs[name]}
+    assert differing == {"network.memory.type"}
+    job = Job(env="CartPole-v1", settings="gru", rollouts=3)
+    takes_part = [name for name, each in CONTESTANTS.items() if each.obstacle(job) is None]
+    assert takes_part == ["rl-lab", "sb3-contrib"]
+
+
 def configured(job):
     words = [api.as_override(path, value) for path, value in our_settings(job).items()]
     return api.configure(overrides=words)[0]
@@ -241,6 +269,7 @@ def test_the_documented_commands_exist():
         ("--cleanrl nowhere.py", "there is no such file"),
         ("--every 100", "--every is for --until"),
         ("--until 475 --settings zo", "did you mean 'zoo'?"),
+        ("--until 475 --cpu", "--cpu is not for --until"),
         ("--until 475 --steps 1024 --every 513", "2 evaluations do not fit"),
     ],
 )

@@ -161,7 +161,7 @@ class MambaMixer(Mixer):
 class SelectiveScan(torch.autograd.Function):
     """The recurrence of Mamba over time, with a backward pass that keeps only the states.
 
-    Autograd would keep every decay and product [T, N, C, S] as well, and takes four times as long.
+    Autograd would keep every decay and product [T, N, C, S] as well, and takes about twice as long.
     """
 
     @staticmethod
