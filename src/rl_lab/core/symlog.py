@@ -54,8 +54,13 @@ def two_hot_mean(logits: Tensor, bins: Tensor) -> Tensor:
 
 
 def symlog_bins(count: int, reach: float) -> Tensor:
-    """Bins at equal distances in symlog units, from -reach to reach: those of TD-MPC2."""
-    return torch.linspace(-reach, reach, count)
+    """Bins at equal distances in symlog units, from -reach to reach: those of TD-MPC2.
+
+    An odd number of them, symmetric to the last bit, with 0 in the middle.
+    """
+    assert count % 2 == 1, "zero needs a bin of its own"
+    lower = torch.linspace(-reach, 0, count // 2 + 1)
+    return torch.cat([lower, -lower[:-1].flip(0)])
 
 
 def symlog_two_hot_loss(log_probs: Tensor, x: Tensor, bins: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rl_lab.core.options import Options, option
-from rl_lab.core.schedule import extremes
 from rl_lab.planning.plans import Evaluate, Plan, best
 
 
@@ -45,8 +44,10 @@ class CEMConfig(Options):
             raise ValueError(
                 f"elites must be at most candidates ({self.candidates}), got {self.elites}"
             )
-        if (largest := extremes(self.min_std)[1]) > (bound := extremes(self.max_std)[0]):
-            raise ValueError(f"min_std must be at most max_std ({bound:g}), got {largest:g}")
+        if self.min_std > self.max_std:
+            raise ValueError(
+                f"min_std must be at most max_std ({self.max_std:g}), got {self.min_std:g}"
+            )
 
 
 def planner_noise(

@@ -36,8 +36,14 @@ class GuidedConfig(MPPIConfig):
     )
     max_std: float = option(2.0, "largest standard deviation of later ones")
     warm_start: bool = option(True, "begin with the last plan, one step later, instead of zeros")
-    horizon_ramp: int = option(
-        0, "environment steps in which plans grow from one action to `horizon`; 0: at once", low=0
+    ramp: int = option(
+        0,
+        "environment steps in which plans grow from one action to `horizon`, and the least "
+        "deviation falls to min_std (v1); 0: at once",
+        low=0,
+    )
+    first_min_std: float | None = option(
+        None, "least standard deviation at the beginning of the ramp; none: min_std", low=0
     )
 
     def __post_init__(self) -> None:
@@ -48,12 +54,21 @@ class GuidedConfig(MPPIConfig):
                 f"policy_candidates must be fewer than candidates ({self.candidates}), got "
                 f"{self.policy_candidates}"
             )
+        if self.first_min_std is not None and not self.ramp:
+            raise ValueError("first_min_std needs a ramp, in which it falls to min_std")
 
     def horizon_at(self, step: int) -> int:
         """Actions of a plan at an environment step."""
-        if step >= self.horizon_ramp:
-            return self.horizon
-        return 1 + (self.horizon - 1) * step // self.horizon_ramp
+        return 1 + int((self.horizon - 1) * self._share(step))
+
+    def min_std_at(self, step: int) -> float:
+        """The least standard deviation at an environment step."""
+        first = self.min_std if self.first_min_std is None else self.first_min_std
+        share = self._share(step)
+        return share * self.min_std + (1 - share) * first
+
+    def _share(self, step: int) -> float:
+        return 1.0 if step >= self.ramp else step / self.ramp
 
 
 class GuidedNoise(NamedTuple):

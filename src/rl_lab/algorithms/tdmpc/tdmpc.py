@@ -58,7 +58,7 @@ from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Sequences
-from rl_lab.core.schedule import Schedule, at
+from rl_lab.core.schedule import at
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Discrete, EnvSpec, MultiDiscrete
 from rl_lab.core.tree import map_leaves
@@ -177,7 +177,7 @@ class TDMPC2Config(ReplayConfig):
     def __post_init__(self) -> None:
         """Refuse values that cannot work, before anything is built."""
         super().__post_init__()
-        require_positive(self, "learning_rate", "encoder_rate", "target_rate")
+        require_positive(self, "learning_rate", "target_rate")
         require_probabilities(self, "rho", "normalizer_rate", "target_rate")
         weights = [each for each in SCALES.values() if each != "rho"]
         require_not_negative(self, *weights, "entropy")
@@ -234,8 +234,7 @@ TDMPC1Config = with_defaults(
     planner=with_defaults(
         GuidedConfig, "PlannerConfig", "How far, how wide and how often to look ahead.",
         horizon=5, candidates=537, policy_candidates=25, elites=64, iterations=6, momentum=0.1,
-        horizon_ramp=25_000,
-        min_std=Schedule(start=0.5, end=0.05, begin=0, finish=25_000),
+        ramp=25_000, first_min_std=0.5,
     ),
 )  # fmt: skip
 
@@ -539,7 +538,7 @@ class TDMPC2(Algorithm):
         self.budget = UpdateBudget(0 if config.burst else config.learning_starts)
         self.collect_steps = config.train_every
         self.step = 0
-        decide = {each: partial(plan, config=config.planner, explore=each) for each in (0, 1)}
+        decide = [partial(plan, config=config.planner, explore=each) for each in (False, True)]
         self.plan_collecting = Compiled(decide[1], "the plan") if compiled else decide[1]
         self.plan_deterministic = Compiled(decide[0], "the plan") if compiled else decide[0]
         self.model_rates = lru_cache(maxsize=1)(self._model_rates)
@@ -602,7 +601,7 @@ class TDMPC2(Algorithm):
             noise,
             self._pair(rng),
             scalar(self.gamma, self.context.device),
-            scalar(at(config, self.step).min_std, self.context.device),
+            scalar(config.min_std_at(self.step), self.context.device),
         )
         if not deterministic:
             self.not_finite += found.bad

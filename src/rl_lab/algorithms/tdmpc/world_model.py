@@ -5,7 +5,7 @@ decoder: what a latent has to know is what rewards, values and the next latent d
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -60,7 +60,7 @@ class _Mish(torch.autograd.Function):
         return slope.mul_(outer[0])
 
 
-ACTIVATIONS = {"mish": mish, "silu": silu, "elu": elu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"mish": mish, "silu": silu, "elu": elu}
 
 
 class Dimensions(NamedTuple):
@@ -170,7 +170,7 @@ class Values(nn.Module):
         super().__init__()
         sizes = config.dimensions()
         self.count, self.units = sizes.critics, sizes.units
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation: Callable[[Tensor], Tensor] = ACTIVATIONS[config.activation]
         widths = [in_dim, sizes.units, sizes.units, max(config.bins, 1)]
         self.weights = nn.ParameterList(torch.empty(self.count, *pair) for pair in pairwise(widths))
         self.biases = nn.ParameterList(torch.zeros(self.count, 1, width) for width in widths[1:])
