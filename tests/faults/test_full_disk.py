@@ -1,6 +1,7 @@
 """A disk that is full or read-only: the best policy is not lost, and the error is one line."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,6 +113,22 @@ def test_a_full_disk_ends_train_with_one_line(tmp_path):
     assert code in (1, 2)
     assert len(errors) == 1 and "No space left on device" in errors[0]
     assert "Traceback" not in said and "--debug" not in said
+
+
+def test_where_no_file_may_grow_the_error_says_how_to_go_on(tmp_path):
+    """`ulimit -f`: no checkpoint was ever written, and nothing says that there is one."""
+    words = ["train", "CartPole-v1:ppo_defaults", *SMALL, *SMALL_PPO, "-q", "--runs-dir", "runs"]
+    words += ["logging.every_steps=64", "network.encoder.hidden_dims=[64]"]
+    limit = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (3072, 3072)); "
+    command = [sys.executable, "-c", f"{limit}runpy.run_module('rl_lab', run_name='__main__')"]
+    done = subprocess.run([*command, *words], cwd=tmp_path, capture_output=True, text=True)
+    (run,) = tmp_path.glob("runs/CartPole*")
+    assert done.returncode == 1 and not list(run.glob("checkpoints/step_*"))
+    *warned, error, note = done.stderr.splitlines()
+    assert any("File too large" in line for line in warned)
+    assert all(line.startswith("WARNING") for line in warned)
+    assert error.startswith("error: the last checkpoint could not be written: free some space")
+    assert re.search(r"to go on from the first step .*: rl-lab train --resume runs/CartPole", note)
 
 
 @pytest.mark.parametrize(("size", "then"), [("1m", "mount -o remount,ro {}"), ("24k", "true")])

@@ -57,7 +57,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_a_line_and_it_can_be_resumed(
     monkeypatch.setattr(metrics, "BUFFER_BYTES", 1_000)
     monkeypatch.setattr(metrics, "PATIENCE_BYTES", 2_000)
     disk = FullDisk(monkeypatch, 300)
-    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device; the last check"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl: No space left on device; make room"):
         train(tiny_config(), root=tmp_path / "full", view=lambda *_: [disk])
     disk.file.close()
     (path,) = (tmp_path / "full").glob("CartPole*")

@@ -115,8 +115,8 @@ class MetricLog:
         self._waiting.clear()
         if self.essential:
             raise RunError(
-                f"cannot write {self.path}: {error.strerror}; the last checkpoint is good: make "
-                "room, then resume the run"
+                f"cannot write {self.path}: {error.strerror}; make room, then resume the run: it "
+                "goes on from its last checkpoint, if it has one"
             ) from error
 
     def _drop_torn_line(self) -> None:

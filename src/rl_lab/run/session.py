@@ -340,8 +340,8 @@ def drive(
             directory.write_summary(summary)
         except OSError as error:
             raise RunError(
-                f"cannot write {directory.summary_file}: {error.strerror}; the last checkpoint is "
-                "good: make room, then resume the run"
+                f"cannot write {directory.summary_file}: {error.strerror}; make room, then resume "
+                "the run: it goes on from its last checkpoint, if it has one"
             ) from error
         Index(root).upsert(row_of(directory, root))
         if status in ENDS:
@@ -365,11 +365,12 @@ def drive(
                 summary = record("finished", test=final_test(orchestrator))
         except BaseException as error:
             failure = _stopped(error)
-            with suppress(
-                OSError, RunError
-            ):  # a full disk, for example: the first error is reported
+            # On a full disk these fail, too: the first error is reported.
+            with suppress(OSError, RunError):
                 explain_failure(failure, orchestrator, directory)
                 record("failed", error=located(failure))
+            with suppress(OSError, RunError):
+                orchestrator.metrics.close()
             if failure is error:
                 raise
             raise failure from error
