@@ -10,8 +10,8 @@ from rl_lab.core.errors import did_you_mean
 from rl_lab.core.schema import MonitorConfig, RunConfig
 from rl_lab.display.metric_style import BUILT_IN, MONITORS, OWN, read_metrics_yaml
 
-# Metrics of a clock, of a machine, or of a closer look (`--debug`, pictures): in timing.jsonl and in
-# logs/, no part of what a run repeats.
+# Metrics of a clock, of a machine, or of a closer look (`--debug`, pictures): in timing.jsonl and
+# in logs/, no part of what a run repeats.
 MACHINE = ("time/", "sys/", "debug/", "open_loop/")
 
 

@@ -47,10 +47,10 @@ function parallel(data, done, highlight) {
   const values = done.map((each) => each.value), low = Math.min(...values), high = Math.max(...values);
   const ordered = [...data.trials].sort((a, b) => (a.value === null) - (b.value === null) || 0).reverse();
   for (const trial of ordered.filter((each) => each.value !== null)) {
-    const height = (trial.value - low) / (high - low || 1), good = data.direction === "max" ? height : 1 - height;
+    const height = (trial.value - low) / (high - low || 1), good = low === high ? 0.5 : data.direction === "max" ? height : 1 - height;
     const points = axes.map((axis, index) => `${x(index)},${y(axis.value ? height : where(axis, trial))}`).join(" ");
     const line = svg("polyline", { points, "data-trial": trial.trial, class: "trial" });
-    line.style.setProperty("stroke-opacity", String(0.15 + 0.85 * good));
+    line.style.setProperty("stroke-opacity", String(0.25 + 0.75 * good));
     line.style.setProperty("stroke-width", String(1 + 1.6 * good));
     line.addEventListener("pointerenter", () => highlight(trial.trial));
     line.addEventListener("pointerleave", () => highlight(null));
@@ -59,7 +59,7 @@ function parallel(data, done, highlight) {
   }
   axes.forEach((axis, index) => {
     picture.append(svg("line", { x1: x(index), x2: x(index), y1: TOP, y2: HEIGHT - BOTTOM, class: "axis" }), svg("text", { x: x(index), y: HEIGHT - 8, "text-anchor": "middle", class: "name" }, axis.name));
-    const ends = axis.choices ? axis.choices.map((each, at) => [at / Math.max(axis.choices.length - 1, 1), cell(each)]) : [[0, cell(axis.low)], [1, cell(axis.high)]];
+    const ends = axis.low === axis.high && !axis.choices ? [[0, cell(axis.low)]] : axis.choices ? axis.choices.map((each, at) => [at / Math.max(axis.choices.length - 1, 1), cell(each)]) : [[0, cell(axis.low)], [1, cell(axis.high)]];
     for (const [share, text] of ends) picture.append(svg("text", { x: x(index) + 6, y: y(share) + (share === 1 ? -6 : 4), class: "end" }, text));
   });
   return picture;
