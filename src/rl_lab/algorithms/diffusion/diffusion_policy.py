@@ -86,7 +86,8 @@ class ChunkConfig(ImitationConfig):
     optimizer: OptimizerConfig = section(AdamWConfig, "the optimizer's own settings")
     observation_horizon: int = option(2, "frames that are seen (To)", low=1)
     prediction_horizon: int = option(
-        16, "actions that are predicted (Tp): the To − 1 that led to the newest frame come first",
+        16,
+        "actions that are predicted (Tp): the To − 1 that led to the newest frame come first",
         low=1,
     )
     execution_horizon: int = option(
@@ -319,7 +320,7 @@ class DiffusionPolicy(Algorithm):
 
         def decide(frames: Obs, rows: Tensor) -> Tensor:
             condition = network.condition(self.scale.observation(frames))
-            fixed = self.fixed_noise.expand(len(rows), *self.shape)
+            fixed = self.fixed_noise.expand(rows.shape[0], *self.shape)
             chunk = self.process.sample(
                 lambda noisy, level: network.denoiser(noisy, level, condition),
                 fixed if start is None else start[rows],

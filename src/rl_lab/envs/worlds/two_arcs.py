@@ -70,7 +70,10 @@ class TwoArcs(World):
     def outcome(self, state: State) -> dict[str, Array]:
         """Which side a successful path took; both are 0 for others."""
         good, above = state["good"], state["middle"] > 0
-        return {"above": np.where(good & above, 1.0, 0.0), "below": np.where(good & ~above, 1.0, 0.0)}
+        return {
+            "above": np.where(good & above, 1.0, 0.0),
+            "below": np.where(good & ~above, 1.0, 0.0),
+        }
 
     @property
     def demonstrator(self) -> Demonstrator:
