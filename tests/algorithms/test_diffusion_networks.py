@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_imitation import box
 
 from rl_lab.algorithms.diffusion.chunks import (
     ACTIONS,
@@ -22,7 +23,6 @@ from rl_lab.algorithms.diffusion.denoisers import (
 )
 from rl_lab.core.spec import Box, Dict
 from rl_lab.core.tree import where_rows
-from test_imitation import box
 
 MLP = DenoiserConfig(hidden_dim=16, blocks=2, step_dim=8)
 UNET = DenoiserConfig(type="unet", channels=[8, 16], groups=4, step_dim=8)

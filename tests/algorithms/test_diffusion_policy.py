@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from test_bc import data, rows, words  # noqa: F401  (a fixture)
 
 from rl_lab import api
 from rl_lab.algorithms.diffusion.diffusion_policy import (
@@ -18,7 +19,6 @@ from rl_lab.config.compose import compose
 from rl_lab.config.validate import validate
 from rl_lab.core.batch import ACTION, MASK, OBS
 from rl_lab.core.errors import ConfigError, UserError
-from test_bc import data, rows, words  # noqa: F401  (a fixture)
 from tiny_runs import tiny_run
 
 KINDS = ("diffusion_policy", "flow_policy")

@@ -55,7 +55,7 @@ SMALL = {
     "brownian": ["collect_steps=16"],
     "scripted": ["collect_steps=16"],
     "bc": ["collect_steps=16", "batch_size=16"],
-    **dict.fromkeys(("diffusion_policy", "flow_policy"), [*CHUNKS, *DENOISER]),
+    **{name: [*CHUNKS, *DENOISER] for name in ("diffusion_policy", "flow_policy")},
     "world_models": [f"{name}={value}" for name, value in WORLD_MODELS.items()],
 }
 

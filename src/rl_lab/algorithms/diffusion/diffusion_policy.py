@@ -1,9 +1,9 @@
 """Diffusion policy: chunks of actions by denoising (Chi et al. 2023, arXiv:2303.04137).
 
 Reads top to bottom: configs, processes, loss, algorithm. A network learns to tell the noise from
-noisy chunks of demonstrated actions, given the last frames; acting starts from noise and denoises it
-in a few steps, executes a part of the chunk, and decides again (receding horizon). `flow_policy` is
-the same policy with straight paths from noise to actions (conditional flow matching, Lipman et al.
+noisy chunks of demonstrated actions, given the last frames; acting starts from noise and denoises
+it in a few steps, executes a part of the chunk, and decides again (receding horizon). `flow_policy`
+is the same policy with straight paths from noise to actions (conditional flow matching, Lipman et al.
 2023, arXiv:2210.02747), which a few Euler steps follow. Departures from the paper: few inference
 steps with DDIM by default, and the MLP denoiser is the default one.
 """
@@ -314,7 +314,7 @@ class DiffusionPolicy(Algorithm):
         return Action(action, state)
 
     def _decide(self, start: Tensor | None, noises: Tensor | None) -> Decide:
-        """How rows with an empty queue get a chunk: from this noise [N, …], or from the fixed one."""
+        """How rows with an empty queue get a chunk: from this noise [N, …], or the fixed one."""
         config, network = self.config, self.network.target
         assert isinstance(network, ChunkNetwork)
 
