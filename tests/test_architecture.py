@@ -39,6 +39,7 @@ LAYERS: dict[str, set[str]] = {
     "config": BELOW_CONFIG | {"config", "run.phases"},
     "run": L3,
     "tuning": L3 | {"tuning"},
+    "datasets": L3 | {"datasets"},
     "analysis": L3 | {"analysis", "algorithms.dreamer"},  # it draws what world models imagine
     "hub": L3 | {"analysis", "hub"},  # below the interface, which loads what it downloads
     "api": L3 | {"analysis", "objects", "hub"},
@@ -46,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
     "ui": L3 | {"analysis", "tuning", "ui"},
     "benchmarking": L3 | {"api", "analysis", "tuning", "algorithms.base", "benchmarking"},
-    "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking"},
+    "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking", "datasets"},
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
 }
@@ -66,6 +67,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "planning": NUMBERS | {"cma"},
     "buffers": NUMBERS | {"minari"},
     "tuning": NUMBERS | {"optuna", "yaml"},
+    "datasets": NUMBERS | {"gymnasium", "minari", "pyarrow"},
     "hub": NUMBERS | {"yaml", "gymnasium", "huggingface_hub", "onnx", "onnxruntime", "onnxscript"},
     "benchmarking": NUMBERS | {"matplotlib"},
     "ui": {"numpy", "starlette", "uvicorn"},

@@ -10,8 +10,16 @@ A path is one .npz file or a folder of them, each with transitions in time order
     next_obs    [T, …]   may be missing where obs is [T + 1, …]: one episode with its final frame
 
 `minari:NAME` is a dataset of the Minari library; its actions are brought to the algorithm's units.
+
+A path that does not exist is the name of a dataset of ours: a folder in `datasets/`, or wherever
+RL_LAB_DATASETS says. Files may come from anywhere: nothing in them is run, no name in them is a
+place to write or read, and what they claim to hold must fit into them and into memory.
 """
 
+import math
+import os
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_lab.buffers.about import fits
+from rl_lab.buffers.ram import require_more
 from rl_lab.buffers.segments import SUFFIX, opened
 from rl_lab.buffers.storage import frame_layout, layout
 from rl_lab.core.batch import (
@@ -39,6 +49,7 @@ from rl_lab.core.spec import Box, Dict, EnvSpec
 from rl_lab.core.tree import named_leaves
 
 MINARI = "minari:"
+ROOT_VARIABLE, ROOT = "RL_LAB_DATASETS", "datasets"
 
 
 @dataclass(frozen=True)
@@ -49,16 +60,32 @@ class Dataset:
     trajectories: Callable[[], Iterator[Batch]]
 
 
+def datasets_root() -> Path:
+    """Where datasets with a name are."""
+    return Path(os.environ.get(ROOT_VARIABLE) or ROOT).expanduser()
+
+
+def find_data(path: str) -> Path:
+    """The file or folder behind a path or a name."""
+    there, root = Path(path).expanduser(), datasets_root()
+    if there.exists() or there.is_absolute() or ".." in there.parts:
+        return there
+    if (root / there).exists():
+        return root / there
+    known = [str(each.parent.relative_to(root)) for each in sorted(root.glob("**/dataset.json"))]
+    hint = did_you_mean(path, known)
+    raise UserError(f"{path} is missing: neither a file, nor a folder, nor a name in {root}{hint}")
+
+
 def open_dataset(path: str, spec: EnvSpec) -> Dataset:
     """What is behind a path, for an environment that looks like this."""
-    found = _minari(path, spec) if path.startswith(MINARI) else _files(Path(path), spec)
+    found = _minari(path, spec) if path.startswith(MINARI) else _files(find_data(path), spec)
     if found.rows == 0:
         raise UserError(f"{path} has no transitions")
     return found
 
 
 def _files(path: Path, spec: EnvSpec) -> Dataset:
-    path = path.expanduser()
     files = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]
     if not files:
         raise UserError(f"{path} has no {SUFFIX} files")
@@ -111,11 +138,30 @@ def read_arrays(path: Path, names: list[str] | None = None) -> Columns:
         for name in names or []:
             if name not in there:
                 raise UserError(f"{path} has no '{name}'{did_you_mean(name, there)}")
-        found = {}
-        for name in names or there:
-            with archive.open(f"{name}.npy") as file:
-                found[name] = np.lib.format.read_array(file, allow_pickle=False)
-        return found
+        return {name: _array_in(archive, name, path) for name in names or there}
+
+
+def _array_in(archive: zipfile.ZipFile, name: str, path: Path) -> Array:
+    """One array, if it is as large as its header says and memory has room for it."""
+    info = archive.getinfo(f"{name}.npy")
+    try:
+        with archive.open(info) as file:
+            version = np.lib.format.read_magic(file)
+            read = {(1, 0): np.lib.format.read_array_header_1_0}
+            read[(2, 0)] = np.lib.format.read_array_header_2_0
+            if version not in read:
+                raise ValueError("its version is not known")
+            shape, _, kind = read[version](file)
+            if kind.hasobject:
+                raise ValueError("it holds Python objects, which are never loaded")
+            if file.tell() + kind.itemsize * math.prod(shape) != info.file_size:
+                raise ValueError("its header does not fit its size")
+        require_more(info.file_size, f"{path}: the numbers of '{name}'")
+        with archive.open(info) as file:
+            found: Array = np.lib.format.read_array(file, allow_pickle=False)
+            return found
+    except (ValueError, TypeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} is damaged: '{name}': {error}") from error
 
 
 def as_trajectory(arrays: Columns, spec: EnvSpec, where: str) -> Batch:
@@ -134,7 +180,7 @@ def as_trajectory(arrays: Columns, spec: EnvSpec, where: str) -> Batch:
         if name not in arrays:
             raise UserError(f"{where} has no '{name}'{did_you_mean(name, arrays)}")
         found = arrays[name]
-        if found.shape != (steps, *shape) or not _fits(found.dtype, np.dtype(kind)):
+        if found.shape != (steps, *shape) or not fits(found.dtype, np.dtype(kind)):
             raise UserError(
                 f"{where}: '{name}' is {found.dtype} {list(found.shape)}, "
                 f"{spec.id} needs {np.dtype(kind)} {[steps, *shape]}"
@@ -159,11 +205,6 @@ def as_trajectory(arrays: Columns, spec: EnvSpec, where: str) -> Batch:
             batch[key] = {name.removeprefix(f"{key}/"): tensors[name] for name in names}
         return batch
     return batch | {OBS: tensors[OBS], NEXT_OBS: tensors[NEXT_OBS]}
-
-
-def _fits(there: np.dtype[Any], here: np.dtype[Any]) -> bool:
-    """Other sizes of the same kind of number are converted; pictures must be bytes."""
-    return np.can_cast(there, here, "same_kind") or (there.kind in "iu" and here.kind == "i")
 
 
 def _check_bounds(action: Array, spec: EnvSpec, where: str) -> None:

@@ -48,6 +48,7 @@ from rl_lab.core.tree import picked
 
 ABOUT = "dataset.json"
 FORMAT = 1
+MOST_TEXT = 2**24  # bytes of a description
 TRAJECTORY = (OBS, ACTION, REWARD, TERMINATED, TRUNCATED, NEXT_OBS, RESET)
 
 
@@ -224,12 +225,32 @@ class DiskRing(Steps):
             self.mapped.move_to_end(segment.first)
         else:
             if segment.first not in self.places:
-                self.places[segment.first] = find_arrays(segment.path)
+                self.places[segment.first] = self._checked(segment)
             places = self.places[segment.first]
             self.mapped[segment.first] = Mapped(segment, self.num_envs, places)
             if len(self.mapped) > self.most_mapped:
                 self.mapped.popitem(last=False)
         return self.mapped[segment.first]
+
+    def _checked(self, segment: Segment) -> Places:
+        """Where the arrays of a file lie; they must be what its folder says, as it may be foreign.
+
+        Nothing is read beyond its end, whatever its headers say.
+        """
+        places, lead = find_arrays(segment.path), (segment.count, self.num_envs)
+        wanted = {name: ((*lead, *shape), kind) for name, (shape, kind) in self.layout.items()}
+        wanted[CUT] = (lead, np.bool_)
+        for name in self.frame_names:
+            shape, kind = self.layout[name]
+            final = places.get(f"{FINAL}/{name}", (0, (0,), np.dtype(kind)))[1]
+            wanted[f"{FINAL}/{name}"] = ((*final[:1], *shape), kind)
+            wanted[f"{HEAD}/{name}"] = ((self.num_envs, *shape), kind)
+        for name, (shape, kind) in wanted.items():
+            if name not in places or places[name][1:] != (shape, np.dtype(kind)):
+                raise UserError(
+                    f"{segment.path} is damaged: '{name}' is not what dataset.json says"
+                )
+        return places
 
     # ------------------------------------------------------------ checkpoints
 
@@ -281,10 +302,19 @@ def read_about(folder: Path) -> dict[str, Any] | None:
     file = folder / ABOUT
     if not file.exists():
         return None
-    found: dict[str, Any] = json.loads(file.read_text())
-    if found["format"] != FORMAT:
-        raise UserError(f"{file} has the format {found['format']}, known is {FORMAT}")
-    return found
+    if not file.is_file() or file.stat().st_size > MOST_TEXT:
+        raise UserError(f"{file} is not a description of a dataset")
+    try:
+        found = json.loads(file.read_text())
+        version, several = found["format"], int(found["num_envs"]) > 0
+        listed = isinstance(found["columns"], dict) and isinstance(found["environment"], str)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{file} is damaged: {error!r}") from error
+    if version != FORMAT:
+        raise UserError(f"{file} has the format {version}, known is {FORMAT}")
+    if not (several and listed):
+        raise UserError(f"{file} is damaged: it does not say what is in its folder")
+    return dict(found)
 
 
 def written(folder: Path) -> dict[str, Any]:

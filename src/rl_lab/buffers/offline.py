@@ -5,7 +5,7 @@ A folder that a disk buffer has written stays on disk, however large it is. Anyt
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from rl_lab.buffers.datasets import Dataset, open_dataset
+from rl_lab.buffers.about import (
+    action_bounds,
+    check_actions,
+    fitting_types,
+    references,
+    spec_of,
+)
+from rl_lab.buffers.datasets import MINARI, Dataset, find_data, in_units_of, open_dataset
 from rl_lab.buffers.disk import MIB, SEGMENT, memory_needed
 from rl_lab.buffers.disk_ring import DiskRing, read_about
 from rl_lab.buffers.facts import (
@@ -26,10 +33,11 @@ from rl_lab.buffers.facts import (
 from rl_lab.buffers.segments import find_segments
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.buffers.storage import Ring, Steps, layout, row_bytes
-from rl_lab.core.batch import Array, Batch
+from rl_lab.core.batch import ACTION, Array, Batch
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup
+from rl_lab.core.spec import EnvSpec
 
 PIECE = 16 * MIB  # of a dataset that is read for its checksum at a time
 
@@ -39,7 +47,9 @@ class OfflineConfig(SequenceConfig):
     """Where the data is."""
 
     type: str = option("offline", "a dataset that is only read")
-    path: str = option("", "a disk buffer's folder, .npz files, or minari:NAME", not_empty=True)
+    path: str = option(
+        "", "a name in datasets/, a folder, .npz files, or minari:NAME", not_empty=True
+    )
     capacity: int = option(10**12, "how many transitions are used, the last ones", low=1)
     best: float = option(
         1.0,
@@ -52,6 +62,28 @@ class OfflineConfig(SequenceConfig):
     )
 
 
+class DatasetRing(DiskRing):
+    """A folder of files, in the types and the units of actions of whoever reads them."""
+
+    def __init__(self, spec: EnvSpec, about: Mapping[str, Any], folder: Path, rows: int, ram: int):
+        own = spec_of(about, folder)
+        self.types = fitting_types(own, spec, folder)
+        self.reader = spec
+        self.bounds = action_bounds(about, spec)
+        super().__init__(own, rows, int(about["num_envs"]), folder, segment=SEGMENT, ram=ram)
+
+    def take(self, name: str, number: Array) -> Array:
+        """A column at these transitions."""
+        rows = super().take(name, number)
+        if name == ACTION and self.bounds is not None:
+            rows = in_units_of(self.reader, self.bounds, rows)
+        return rows.astype(self.types[name], copy=False)
+
+    def final_frame(self, name: str, number: Array) -> Array:
+        """The frames that transitions with a cut after them ended in."""
+        return super().final_frame(name, number).astype(self.types[name], copy=False)
+
+
 class OfflineReplay(SequenceReplay):
     """Transitions and windows of a dataset; of a larger one, the last `capacity` transitions."""
 
@@ -60,15 +92,18 @@ class OfflineReplay(SequenceReplay):
     read_only = True
 
     def __init__(self, config: OfflineConfig, setup: BufferSetup) -> None:
-        self.folder = Path(config.path).expanduser()
         self.dataset: Dataset | None = None
-        about = read_about(self.folder)
+        is_minari = config.path.startswith(MINARI)
+        self.folder = Path(config.path) if is_minari else find_data(config.path)
+        about = None if is_minari else read_about(self.folder)
+        self.about = about or {}
         if about is not None:
             setup = replace(setup, num_envs=about["num_envs"])
             segments = find_segments(self.folder)
             there = (segments[-1].stop if segments else 0) * setup.num_envs
             if not there:
                 raise UserError(f"{config.path} has no transitions")
+            check_actions(self.folder, about, setup.spec)
         else:
             self.dataset = open_dataset(config.path, setup.spec)
             there = self.dataset.rows
@@ -86,7 +121,7 @@ class OfflineReplay(SequenceReplay):
         """The whole dataset."""
         spec, num_envs = self.setup.spec, self.setup.num_envs
         if self.dataset is None:
-            return DiskRing(spec, rows, num_envs, self.folder, segment=SEGMENT, ram=self.config.ram)
+            return DatasetRing(spec, self.about, self.folder, rows, self.config.ram)
         ring = Ring(spec, rows, num_envs)
         for trajectory in self.dataset.trajectories():
             ring.add(trajectory)
@@ -137,6 +172,11 @@ class OfflineReplay(SequenceReplay):
     @cached_property
     def _returns(self) -> Array:
         return episode_returns(self.ring)
+
+    @property
+    def references(self) -> dict[str, float]:
+        """What is known of the dataset's task: the returns of `random` and `expert` play."""
+        return references(self.about)
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing of the data, only what it looked like."""

@@ -142,12 +142,17 @@ def _segment(path: Path) -> Segment:
 def find_arrays(path: Path) -> Places:
     """Where the arrays of an uncompressed file lie, after their checksums were compared."""
     with opened(path) as archive, path.open("rb") as file:
+        if any(each.compress_type != zipfile.ZIP_STORED for each in archive.infolist()):
+            raise UserError(f"{path} is damaged: a disk buffer writes no compressed files")
         if damaged := _damaged(archive):
             raise UserError(f"{path} is damaged: {damaged} is not what was written")
-        return {
-            each.filename.removesuffix(".npy"): _place(file, each.header_offset)
-            for each in archive.infolist()
-        }
+        try:
+            return {
+                each.filename.removesuffix(".npy"): _place(file, each)
+                for each in archive.infolist()
+            }
+        except (ValueError, struct.error) as error:
+            raise UserError(f"{path} is damaged: {error}") from error
 
 
 def _damaged(archive: zipfile.ZipFile) -> str | None:
@@ -157,11 +162,15 @@ def _damaged(archive: zipfile.ZipFile) -> str | None:
         return str(error)
 
 
-def _place(file: BinaryIO, offset: int) -> Place:
-    """The array in the zip member that begins at this offset."""
-    file.seek(offset)
+def _place(file: BinaryIO, member: zipfile.ZipInfo) -> Place:
+    """The array in a zip member; it must be plain numbers, as many as its header says."""
+    file.seek(member.header_offset)
     name, extras = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    file.seek(name + extras, os.SEEK_CUR)
-    assert np.lib.format.read_magic(file) == (1, 0), "as np.savez writes it"
-    shape, _, kind = np.lib.format.read_array_header_1_0(file)
+    begin = file.seek(name + extras, os.SEEK_CUR)
+    if np.lib.format.read_magic(file) != (1, 0):  # as np.savez writes it
+        raise ValueError(f"{member.filename} has an unknown version")
+    shape, by_column, kind = np.lib.format.read_array_header_1_0(file)
+    size = kind.itemsize * math.prod(shape)
+    if kind.hasobject or by_column or file.tell() - begin + size != member.file_size:
+        raise ValueError(f"{member.filename} is not an array of so many numbers")
     return file.tell(), shape, kind

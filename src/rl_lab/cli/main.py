@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from rl_lab.cli import bench, check, index, new, spellings
+from rl_lab.cli import bench, check, dataset, index, new, spellings
 from rl_lab.cli.algorithms import algorithms
 from rl_lab.cli.arguments import SETTINGS
 from rl_lab.cli.cleanup import cleanup
@@ -69,6 +69,7 @@ GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
         "compare": compare,
         "export": export,
     },
+    "Learn from data": {"dataset": dataset.app},
     "Publish": {
         "publish": publish,
         "export-policy": export_policy,
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     if debug and words[0] != "train":  # the others have nothing else to do with it
         words.remove("--debug")
-    if words in ([], ["bench"], ["check"], ["index"], ["new"]):
+    if words in ([], ["bench"], ["check"], ["dataset"], ["index"], ["new"]):
         words.append("--help")
     try:
         with prints_to_stderr() if "--json" in words else nullcontext():

@@ -1,0 +1,1 @@
+"""Datasets on disk: recorded, described, merged, split, and brought into other formats."""
