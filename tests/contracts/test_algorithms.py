@@ -30,6 +30,7 @@ HOMES = {  # where an algorithm is at home, if it is not at CartPole or, continu
     **dict.fromkeys(("q_learning", "sarsa"), "FrozenLake-v1"),
     **dict.fromkeys(("epsilon_greedy", "ucb", "gradient_bandit", "thompson"), "Bandit-v0"),
     "brownian": "Pendulum-v1",
+    "scripted": "TwoArcs-v0",
     "world_models": "PixelTrack-v0",
 }
 # A new algorithm needs an entry only if its defaults do not fit 64 steps of 4 environments; one
@@ -40,6 +41,9 @@ DREAMERS = ("dreamer_v1", "dreamer_v2", "dreamer_v3")
 SIZES = ["deter=8", "hidden=8", "stoch=3", "units=8", "layers=1", "batch_length=6"]
 WORLD = ["learning_starts=32", "batch_size=3", "train_every=16", "replay_ratio=0.03", *SIZES]
 PLANNER = [f"planner.{each}" for each in ("horizon=3", "candidates=8", "elites=2", "iterations=2")]
+CHUNKS = ["collect_steps=16", "batch_size=16", "prediction_horizon=6", "execution_horizon=4"]
+DENOISER = [f"denoiser.{each}" for each in ("hidden_dim=8", "blocks=1", "step_dim=4")]
+DENOISER += ["inference_steps=3"]
 SMALL = {
     "random": ["collect_steps=16"],
     "ppo": ["rollout_steps=16", "epochs=2"],
@@ -51,6 +55,9 @@ SMALL = {
     "r2d2": ["learning_starts=32", "batch_size=3", "batch_length=14", "train_every=16"],
     **{name: ["rollout_steps=16"] for name in HOMES},
     "brownian": ["collect_steps=16"],
+    "scripted": ["collect_steps=16"],
+    "bc": ["collect_steps=16", "batch_size=16"],
+    **{name: [*CHUNKS, *DENOISER] for name in ("diffusion_policy", "flow_policy")},
     "world_models": [f"{name}={value}" for name, value in WORLD_MODELS.items()],
 }
 
@@ -78,6 +85,9 @@ def words(name: str, env: str, *overrides: str) -> list[str]:
     phases = [ONE] if name == "world_models" else []  # its own are long
     if any(each.get("type") == "offline" for each in catalog.algorithm_class(name).phases):
         phases = phases or [ONLINE]  # there is no dataset
+    if learns_from == "chunks":  # of datasets; here of what is collected
+        room.append("buffers.replay.type=uniform")
+        phases = ["training.phases=[{name: all, hooks: [collect, update]}]"]
     return [*spec, *(f"algorithm.{each}" for each in options), *room, *phases, *overrides]
 
 

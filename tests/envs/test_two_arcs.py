@@ -1,4 +1,4 @@
-"""Two arcs: geometry by hand, demonstrations that succeed on both sides, and the mean that fails."""
+"""Two arcs: geometry by hand, demonstrations on both sides, and their mean, which fails."""
 
 import numpy as np
 import pytest

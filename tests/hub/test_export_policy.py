@@ -19,6 +19,7 @@ from rl_lab.hub.traced_policy import flat
 from tiny_runs import tiny_run
 
 OFF_POLICY = ["algorithm.learning_starts=64", "training.total_timesteps=128"]
+DEMONSTRATED = ["training.phases.1.duration_updates=20", "training.total_timesteps=4000"]
 CASES = {
     "discrete": ("CartPole-v1:ppo_none", ["environment.normalize_obs=true"]),
     "gru": ("CartPole-v1:ppo_gru", ["environment.normalize_obs=true"]),
@@ -28,6 +29,15 @@ CASES = {
     "dqn": ("CartPole-v1:dqn", [*OFF_POLICY, "algorithm.dueling=true"]),
     "sac": ("Pendulum-v1:sac", [*OFF_POLICY, "environment.normalize_obs=true"]),
     "td3": ("Pendulum-v1:td3", OFF_POLICY),
+    "bc": ("TwoArcs-v0:bc", DEMONSTRATED),
+    "diffusion_policy": (
+        "TwoArcs-v0:diffusion_policy",
+        [*DEMONSTRATED, "algorithm.denoiser.hidden_dim=16", "algorithm.execution_horizon=3"],
+    ),
+    "flow_policy": (
+        "TwoArcs-v0:flow_policy",
+        [*DEMONSTRATED, "algorithm.denoiser.hidden_dim=16", "algorithm.execution_horizon=5"],
+    ),
 }
 
 

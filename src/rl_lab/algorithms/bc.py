@@ -1,8 +1,8 @@
 """Behavioral cloning: supervised learning of what demonstrators do (Pomerleau 1989).
 
 Reads top to bottom: config, network, losses, algorithm. Three losses for continuous actions: mean
-squared error, log-likelihood of a Gaussian, and of a mixture of Gaussians (as in robomimic, Mandlekar
-et al. 2021, arXiv:2108.03298), which can keep several ways of doing a thing apart. For discrete
+squared error, log-likelihood of a Gaussian, and of a mixture of Gaussians (as in robomimic, Mandlekar et
+al. 2021, arXiv:2108.03298), which can keep several ways of doing a thing apart. For discrete
 actions the log-likelihood is the cross-entropy.
 """
 
@@ -38,7 +38,7 @@ from rl_lab.core.learner import Learner, all_or_nothing
 from rl_lab.core.options import option
 from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase
 from rl_lab.core.schedule import at
-from rl_lab.core.schema import NetworkConfig, RunConfig
+from rl_lab.core.schema import NetworkConfig
 from rl_lab.core.spec import Box, Discrete, EnvSpec
 from rl_lab.core.tree import map_leaves
 from rl_lab.networks.actor_critic import check_mask
@@ -55,14 +55,14 @@ class BCConfig(ImitationConfig):
 
     loss: LossKind = option(
         "log_likelihood",
-        "mse: squared error of one action; log_likelihood: of a Gaussian, cross-entropy of discrete "
-        "actions; gmm: of a mixture of Gaussians",
+        "mse: squared error of one action; log_likelihood: of a Gaussian, cross-entropy of "
+        "discrete actions; gmm: of a mixture of Gaussians",
     )
     modes: int = option(5, "gmm: Gaussians in the mixture", low=1)
 
 
 class Mixture:
-    """A mixture of diagonal Gaussians over actions: logits [..., K], means and log_std [..., K, A]."""
+    """A mixture of Gaussians over actions: logits [..., K], means and log_std [..., K, A]."""
 
     def __init__(self, logits: Tensor, mean: Tensor, log_std: Tensor) -> None:
         self.weights = Categorical(logits)

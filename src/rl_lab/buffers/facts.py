@@ -83,7 +83,7 @@ def episode_returns(ring: Steps) -> NDArray[np.float64]:
 
 
 def best_transitions(ring: Steps, share: float) -> NDArray[np.int64]:
-    """The numbers of all transitions of the best episodes, by return: this share of them, rounded up.
+    """The numbers of all transitions of the best episodes by return, a share of them, rounded up.
 
     What was cut off without a flag counts as an episode, too. Of equal ones the first are taken.
     """

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_lab.core.batch import Obs
 from rl_lab.core.spec import Observation, Space, observation_rows
-from rl_lab.core.tree import first_leaf, map_leaves, picked, where_rows
+from rl_lab.core.tree import map_leaves, picked, where_rows
 
 SEEN, ACTIONS, AGE = "seen", "actions", "age"
 Memory = dict[str, Any]
@@ -64,7 +64,7 @@ def next_action(memory: Memory, obs: Obs, decide: Decide) -> tuple[Tensor, Memor
 def next_action_traced(memory: Memory, obs: Obs, decide: Decide) -> tuple[Tensor, Memory]:
     """The same without a decision in Python, which an export can trace: all rows are decided."""
     seen, age = remembered(memory, obs), memory[AGE]
-    rows = torch.arange(len(first_leaf(obs)), device=age.device)
+    rows = torch.arange(age.shape[0], device=age.device)
     due = age % memory[ACTIONS].shape[1] == 0
     actions = where_rows(due, decide(seen, rows), memory[ACTIONS])
     return taken(actions, age), {SEEN: seen, ACTIONS: actions, AGE: age + 1}

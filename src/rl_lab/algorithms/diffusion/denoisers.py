@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from rl_lab.core.batch import Obs
-from rl_lab.core.errors import UserError
 from rl_lab.core.options import Options, option
-from rl_lab.core.tree import first_leaf, map_leaves
+from rl_lab.core.tree import map_leaves
 
 KERNEL = 5  # of the U-Net's convolutions over time
 LONGEST_PERIOD = 10_000.0  # of the sinusoids that stand for a noise level
@@ -202,25 +201,16 @@ class ChunkNetwork(nn.Module):
     ) -> None:
         """`shape` is (prediction horizon, numbers of an action); `history` frames are seen."""
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.history = encoder, history
         width: Any = encoder.out_dim
         self.denoiser = KINDS[config.type](config, shape[0], shape[1], history * width)
 
     def condition(self, obs: Obs) -> Tensor:
         """Frames [B, To, …] to what the denoiser knows of them, [B, To · D]."""
-        rows = len(first_leaf(obs))
-        flat = map_leaves(lambda leaf: leaf.flatten(0, 1), obs)
-        features: Tensor = self.encoder(flat)
-        return features.reshape(rows, -1)
+        features: Tensor = self.encoder(map_leaves(lambda leaf: leaf.flatten(0, 1), obs))
+        return features.reshape(-1, self.history * features.shape[-1])
 
     def forward(self, noisy: Tensor, level: Tensor, obs: Obs) -> Tensor:
         """A prediction [B, Tp, A] for noisy chunks, their levels [B], and frames [B, To, …]."""
         predicted: Tensor = self.denoiser(noisy, level, self.condition(obs))
         return predicted
-
-
-def flat_size(shape: Sequence[int], id: str) -> int:
-    """Numbers of one action, or a `UserError` if it is not a vector."""
-    if len(shape) != 1:
-        raise UserError(f"actions of '{id}' have shape {tuple(shape)}: flatten them")
-    return shape[0]

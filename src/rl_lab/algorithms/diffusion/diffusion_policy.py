@@ -1,9 +1,9 @@
 """Diffusion policy: chunks of actions by denoising (Chi et al. 2023, arXiv:2303.04137).
 
 Reads top to bottom: configs, processes, loss, algorithm. A network learns to tell the noise from
-noisy chunks of demonstrated actions, given the last frames; acting starts from noise and denoises it
-in a few steps, executes a part of the chunk, and decides again (receding horizon). `flow_policy` is
-the same policy with straight paths from noise to actions (conditional flow matching, Lipman et al.
+noisy chunks of demonstrated actions, given the last frames; acting starts from noise and denoises
+it in a few steps, executes a part of the chunk, and decides again (receding horizon). `flow_policy`
+is the same policy with straight paths from noise to actions (conditional flow matching, Lipman et al.
 2023, arXiv:2210.02747), which a few Euler steps follow. Departures from the paper: few inference
 steps with DDIM by default, and the MLP denoiser is the default one.
 """
@@ -86,7 +86,8 @@ class ChunkConfig(ImitationConfig):
     optimizer: OptimizerConfig = section(AdamWConfig, "the optimizer's own settings")
     observation_horizon: int = option(2, "frames that are seen (To)", low=1)
     prediction_horizon: int = option(
-        16, "actions that are predicted (Tp): the To − 1 that led to the newest frame come first",
+        16,
+        "actions that are predicted (Tp): the To − 1 that led to the newest frame come first",
         low=1,
     )
     execution_horizon: int = option(
@@ -313,13 +314,13 @@ class DiffusionPolicy(Algorithm):
         return Action(action, state)
 
     def _decide(self, start: Tensor | None, noises: Tensor | None) -> Decide:
-        """How rows with an empty queue get a chunk: from this noise [N, …], or from the fixed one."""
+        """How rows with an empty queue get a chunk: from this noise [N, …], or the fixed one."""
         config, network = self.config, self.network.target
         assert isinstance(network, ChunkNetwork)
 
         def decide(frames: Obs, rows: Tensor) -> Tensor:
             condition = network.condition(self.scale.observation(frames))
-            fixed = self.fixed_noise.expand(len(rows), *self.shape)
+            fixed = self.fixed_noise.expand(rows.shape[0], *self.shape)
             chunk = self.process.sample(
                 lambda noisy, level: network.denoiser(noisy, level, condition),
                 fixed if start is None else start[rows],

@@ -128,7 +128,7 @@ def denoise(
         here = alpha_bar[level].to(x.dtype)
         last = index + 1 == steps
         before = (one if last else alpha_bar[levels[index + 1]]).to(x.dtype)
-        rows = torch.full((len(x),), level, device=x.device)
+        rows = torch.full(x.shape[:1], level, device=x.device)
         guess = estimate(kind, predict(x, rows), x, here, clip)
         if eta is None:
             x, variance = posterior(guess.clean, x, here, before)
@@ -152,7 +152,7 @@ def euler(velocity: Denoise, start: Tensor, steps: int) -> Tensor:
     """Follow a velocity field from time 0 to 1 in equal steps; its second argument is time [B]."""
     x = start
     for index in range(steps):
-        time = torch.full((len(x),), index / steps, dtype=x.dtype, device=x.device)
+        time = torch.full(x.shape[:1], index / steps, dtype=x.dtype, device=x.device)
         x = x + velocity(x, time) / steps
     return x
 

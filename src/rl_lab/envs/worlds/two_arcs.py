@@ -1,8 +1,8 @@
 """Two arcs: around a disc, above or below; whether a policy keeps two ways of doing a thing apart.
 
-A point is led from the left to a goal on the right by 16 waypoints. Where it is cannot be seen, only
-where it began and how late it is: a policy has to commit itself to a side and remember it, as one
-that decides on whole chunks of actions does. The mean of all demonstrations goes through the disc.
+A point is led from the left to a goal on the right by 16 waypoints. Where it is cannot be seen,
+only where it began and how late it is: a policy has to commit itself to a side and remember it, as
+one that decides on whole chunks of actions does. The mean of all demonstrations goes through the disc.
 """
 
 from typing import Any, ClassVar
@@ -70,7 +70,10 @@ class TwoArcs(World):
     def outcome(self, state: State) -> dict[str, Array]:
         """Which side a successful path took; both are 0 for others."""
         good, above = state["good"], state["middle"] > 0
-        return {"above": np.where(good & above, 1.0, 0.0), "below": np.where(good & ~above, 1.0, 0.0)}
+        return {
+            "above": np.where(good & above, 1.0, 0.0),
+            "below": np.where(good & ~above, 1.0, 0.0),
+        }
 
     @property
     def demonstrator(self) -> Demonstrator:
