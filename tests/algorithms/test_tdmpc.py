@@ -200,6 +200,14 @@ def test_pictures_become_latents():
     assert not torch.allclose(model.encoder(images, shifts), z)
 
 
+def test_pictures_are_learned_from(tiny):
+    run = tiny_tdmpc(tiny, "tdmpc2", "PixelTrack-v0")
+    before = run.workflow.model.encoder.pixels["obs"].layers[0].weight.clone()
+    while run.workflow.budget.steps < 4:
+        play(run, 1)
+    assert not torch.equal(run.workflow.model.encoder.pixels["obs"].layers[0].weight, before)
+
+
 # -- sizes -----------------------------------------------------------------------------------------
 
 WALKER = EnvSpec("walker", box(17), box(6))

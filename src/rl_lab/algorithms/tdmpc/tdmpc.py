@@ -677,7 +677,8 @@ class TDMPC2(Algorithm):
         due = self.budget.due(phase, now.replay_ratio, ready=frames.ready(length))
         if due == 0:
             return None
-        found = frames.sequences(now.batch_size, length, min(due, MOST_STEPS))
+        most = MOST_STEPS // 10 if self.model.encoder.pixels else MOST_STEPS
+        found = frames.sequences(now.batch_size, length, min(due, most))
         return {name: found[name] for name in USED}
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
