@@ -200,6 +200,14 @@ def test_pictures_become_latents():
     assert not torch.allclose(model.encoder(images, shifts), z)
 
 
+def test_pictures_are_learned_from(tiny):
+    run = tiny_tdmpc(tiny, "tdmpc2", "PixelTrack-v0")
+    before = run.workflow.model.encoder.pixels["obs"].layers[0].weight.clone()
+    while run.workflow.budget.steps < 4:
+        play(run, 1)
+    assert not torch.equal(run.workflow.model.encoder.pixels["obs"].layers[0].weight, before)
+
+
 # -- sizes -----------------------------------------------------------------------------------------
 
 WALKER = EnvSpec("walker", box(17), box(6))
@@ -628,10 +636,17 @@ def test_random_steps_are_learned_from_when_learning_starts(tiny, monkeypatch, b
 
 @pytest.mark.parametrize(
     ("episodic", "environment", "expected"),
-    [("auto", "Pendulum-v1", False), ("auto", "dm_control/walker-walk", False),
-     ("auto", "Hopper-v5", True), ("auto", "CartPole-v1", True), ("auto", "dm_control/lqr-lqr_2_1", True),
-     ("auto", "HalfCheetah-v5", False), (False, "Hopper-v5", False), (True, "Pendulum-v1", True)],
-)  # fmt: skip
+    [
+        ("auto", "Pendulum-v1", False),
+        ("auto", "dm_control/walker-walk", False),
+        ("auto", "dm_control/lqr-lqr_2_1", True),
+        ("auto", "HalfCheetah-v5", False),
+        ("auto", "Hopper-v5", True),
+        ("auto", "CartPole-v1", True),
+        (False, "Hopper-v5", False),
+        (True, "Pendulum-v1", True),
+    ],
+)
 def test_terminations_are_learned_where_there_may_be_any(episodic, environment, expected):
     assert expects_ends(episodic, environment) is expected
 

@@ -158,6 +158,14 @@ def test_checkpoints_of_a_buffer_write_what_is_new(monkeypatch):
     assert "buffer of 400 MB" in as_text(report, buffers.COLUMNS)
 
 
+def test_both_ways_of_planning_of_tdmpc2_give_the_same_plan():
+    planning = script("planning_tdmpc")
+    small = "algorithm.planner={horizon: 2, candidates: 6, policy_candidates: 2, elites: 2}"
+    report = planning.compare("Pendulum-v1:tdmpc2", 2, 1, silent, small)
+    assert len(report.rows) == 2
+    assert report.rows[0]["ratio"]["median"] > 0 and report.rows[1]["ratio"]["median"] == 1.0
+
+
 def test_both_ways_of_planning_give_the_same_plan():
     planning = script("planning")
     small = ["algorithm.planner={horizon: 2, candidates: 4, elites: 2, iterations: 2}"]

@@ -22,6 +22,7 @@ from rl_lab.core.state import fingerprint, join, split
 from rl_lab.records import faults
 from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_run
+from tiny_tdmpc import tdmpc_words
 from tiny_world_models import ONE, WORLD_MODELS
 
 WORKFLOWS = registry.names("workflow")
@@ -52,6 +53,13 @@ SMALL = {
     **{name: [*WORLD, "horizon=3"] for name in DREAMERS},
     "planet": [*WORLD, *PLANNER],
     "cql": [*REPLAY, "sampled_actions=2"],
+    **{
+        name: [
+            word.removeprefix("algorithm.")
+            for word in tdmpc_words(name, learning_starts=32, train_every=16, replay_ratio=0.03)[1:]
+        ]
+        for name in ("tdmpc", "tdmpc2")
+    },
     "r2d2": ["learning_starts=32", "batch_size=3", "batch_length=14", "train_every=16"],
     **{name: ["rollout_steps=16"] for name in HOMES},
     "brownian": ["collect_steps=16"],

@@ -3,6 +3,7 @@
 import pytest
 from killing import check_killed
 
+from tiny_tdmpc import tdmpc_words
 from tiny_world_models import PHASES
 from tiny_world_models import WORDS as WORLD_MODELS
 
@@ -105,6 +106,11 @@ DREAMERS = {
         "algorithm.planner.elites=3",
     ],
 }
+TDMPC = {
+    "tdmpc": ["Pendulum-v1:random", *tdmpc_words("tdmpc", **{"planner.ramp": 300})],
+    "tdmpc2": ["Pendulum-v1:random", *tdmpc_words("tdmpc2")],
+    "tdmpc2 discrete": ["CartPole-v1:random", *tdmpc_words("tdmpc2")],
+}
 ROUNDS = [*WORLD_MODELS, PHASES, "training.total_timesteps=4096", "checkpoint.every_steps=64"]
 ROUNDS += ["algorithm.train_every=10", "environment.max_episode_steps=15"]
 
@@ -125,6 +131,13 @@ def test_killed_three_times_everywhere(tmp_path, words):
 def test_dreamers_are_killed_three_times(tmp_path, words):
     """A cycle has three hooks: between the updates, at once, and after the next checkpoint."""
     check_killed(tmp_path, *words, kills=(17, 1, 14))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", TDMPC.values(), ids=TDMPC)
+def test_planners_are_killed_three_times(tmp_path, words):
+    """In the burst at the beginning of learning, at once, and in mid-episode."""
+    check_killed(tmp_path, *words)
 
 
 @pytest.mark.needs("cma")

@@ -58,7 +58,7 @@ from rl_lab.core.learner import Learner, all_or_nothing, scalar
 from rl_lab.core.optim import OptimizerConfig
 from rl_lab.core.options import option, section, with_defaults
 from rl_lab.core.protocols import AlgorithmContext, Buffer, Phase, Sequences
-from rl_lab.core.schedule import at
+from rl_lab.core.schedule import at, extremes
 from rl_lab.core.schema import RunConfig
 from rl_lab.core.spec import Discrete, EnvSpec, MultiDiscrete
 from rl_lab.core.tree import map_leaves
@@ -146,7 +146,7 @@ class TDMPC2Config(ReplayConfig):
         high=1,
     )
     gamma_max: float = option(
-        0.995, "largest discount factor that auto gives; Gymnasium: 0.99", low=0.95, below=1
+        0.995, "largest discount factor that auto gives; Gymnasium: 0.99", above=0, below=1
     )
     entropy: float = option(1e-4, "weight of the policy's scaled entropy")
     normalize_values: bool = option(
@@ -214,6 +214,14 @@ class TDMPC2Config(ReplayConfig):
         if run.environment.normalize_obs:
             problems.append("a world model sees frames as they are: set normalize_obs to false")
         return problems + window_problems(run, *self.rows_needed())
+
+    def gradient_steps(self, run: RunConfig) -> float:
+        """What compiling has to repay: minutes for plans and updates, which then take half as long.
+
+        A decision costs a plan, and a gradient step here is as long as a dozen of small networks.
+        """
+        behind = extremes(self.replay_ratio)[1] * self.learning_starts if self.burst else 0.0
+        return 12 * (super().gradient_steps(run) + behind)
 
     def memory_problem(self) -> str:
         """Why `network.memory` would do nothing."""
@@ -669,7 +677,8 @@ class TDMPC2(Algorithm):
         due = self.budget.due(phase, now.replay_ratio, ready=frames.ready(length))
         if due == 0:
             return None
-        found = frames.sequences(now.batch_size, length, min(due, MOST_STEPS))
+        most = MOST_STEPS // 10 if self.model.encoder.pixels else MOST_STEPS
+        found = frames.sequences(now.batch_size, length, min(due, most))
         return {name: found[name] for name in USED}
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:

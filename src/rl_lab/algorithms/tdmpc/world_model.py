@@ -19,7 +19,6 @@ from rl_lab.core.batch import ACTION_MASK, OBS, Obs
 from rl_lab.core.compiled import tracing
 from rl_lab.core.spec import Dict, Discrete, EnvSpec, Space
 from rl_lab.core.symlog import symlog_bins, symlog_two_hot_loss, symlog_two_hot_mean
-from rl_lab.networks.cnn import is_image
 from rl_lab.networks.mlp import as_vector, vector_size
 
 LOG_STD = (-10.0, 2.0)  # of the policy
@@ -393,13 +392,6 @@ def shifted_images(images: Tensor, shift: Tensor) -> Tensor:
     flat = flat.gather(2, rows[:, None, :, None].expand(-1, channels, -1, width))
     flat = flat.gather(3, columns[:, None, None, :].expand(-1, channels, height, -1))
     return flat.reshape(*lead, channels, height, width)
-
-
-def has_pictures(spec: EnvSpec) -> bool:
-    """True if convolutions look at some part of the observation."""
-    seen = spec.observation
-    parts = seen.parts.values() if isinstance(seen, Dict) else [seen]
-    return any(is_image(each) and is_picture(each) for each in parts)
 
 
 def _begin(weight: Tensor, zero: bool) -> None:

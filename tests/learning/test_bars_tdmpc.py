@@ -1,0 +1,38 @@
+"""Learning bars of TD-MPC2, and a broken twin that must stay below them. Slow: `make learn`."""
+
+import pytest
+
+from rl_lab import api
+from rl_lab.algorithms.tdmpc.tdmpc import TDMPC2
+from rl_lab.core.batch import PREVIOUS_ACTION
+
+pytestmark = pytest.mark.slow
+SEEDS = (1, 2, 3)
+PENDULUM = "Pendulum-v1:tdmpc2"
+
+
+def final_return(tmp_path, seed: int, steps: int) -> float:
+    words = [
+        "logging.tensorboard=false",
+        "evaluation.every_steps=0",
+        f"training.total_timesteps={steps}",
+    ]
+    outcome = api.train(PENDULUM, seed=seed, runs_dir=tmp_path, overrides=words)
+    return outcome.summary["test"]["last"]["return_mean"]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_learns(tmp_path, seed):
+    assert final_return(tmp_path, seed, 5_000) >= -400  # at random -1200
+
+
+def test_from_actions_that_are_one_step_late_it_does_not_learn(tmp_path, monkeypatch):
+    """A model, and values, of the action before: the mistake that sequences invite."""
+    honest = TDMPC2.update
+
+    def late(self, batch, *, phase):
+        shifted = batch[PREVIOUS_ACTION].roll(1, 1)
+        return honest(self, {**batch, PREVIOUS_ACTION: shifted}, phase=phase)
+
+    monkeypatch.setattr(TDMPC2, "update", late)
+    assert final_return(tmp_path, 1, 5_000) < -600
