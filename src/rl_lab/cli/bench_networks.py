@@ -51,7 +51,8 @@ def networks(
     known: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE.json", help="results of an earlier time: its runs are not run again"
+            metavar="FILE.json",
+            help="results of an earlier time: its runs are not run again; they join a --report",
         ),
     ] = None,
     output: Annotated[
@@ -82,7 +83,7 @@ def networks(
     from rl_lab.tuning.progress import Watcher
 
     if report is not None:
-        return _show(again(report, output), as_json)
+        return _show(again(report, output, known or []), as_json)
     request = Request(
         set_name=set_name,
         tasks=_listed(tasks),
