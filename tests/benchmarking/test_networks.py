@@ -23,6 +23,7 @@ from rl_lab.benchmarking.networks.page import to_csv, write_page
 from rl_lab.benchmarking.networks.results import (
     Record,
     Results,
+    joined,
     read_results,
     rows,
     with_records,
@@ -320,6 +321,39 @@ def test_results_survive_their_file(results: Results, tmp_path: Path):
     file.write_text('{"benchmark": "envs", "format": 1}')
     with pytest.raises(UserError, match="is not a result of bench networks"):
         read_results(file)
+
+
+def test_results_of_two_times_join(results: Results, tmp_path: Path):
+    """What is there stays; a cell that is configured otherwise elsewhere does not come in."""
+    cells = [{**results.cells[0], "hash": "of-another"}, results.cells[1]]
+    cells.append({**results.cells[1], "memory": "lstm", "title": "LSTM", "hash": "hash-lstm"})
+    cells.append({**cells[-1], "task": "Hall"})
+    runs = [record("none", 2, 7.0, cell="of-another"), record("gru", 2, -1.0)]
+    runs += [record("gru", 3, 6.0), record("lstm", 4, 5.0), record("lstm", 1, 5.0, task="Hall")]
+    tasks = {"Maze": {"steps": 9}, "Hall": results.tasks["Maze"]}
+    timing = {"Maze-none": {}, "Maze-lstm": results.timing["Maze-gru"]}
+    other = replace(results, cells=cells, records=runs, tasks=tasks, timing=timing, seeds=[4])
+    other = replace(other, skipped={"Other": "an old reason", "Maze": "it was not there"})
+    found = joined(results, other)
+    values = {(each.label, each.seed): each.last for each in found.records}
+    kept = {("Maze-none", 1): 2.0, ("Maze-gru", 1): 8.0, ("Maze-gru", 2): 10.0}
+    came = {("Maze-gru", 3): 6.0, ("Maze-lstm", 4): 5.0, ("Hall-lstm", 1): 5.0}
+    assert values == kept | came
+    assert found.tasks == {"Hall": results.tasks["Maze"], **results.tasks}
+    assert found.seeds == [1, 2, 3, 4] and found.cells[:2] == results.cells
+    assert found.skipped == results.skipped
+    assert set(found.timing) == {"Maze-none", "Maze-gru", "Maze-lstm"}
+    assert found.timing["Maze-none"] == results.timing["Maze-none"]
+    elsewhere = joined(results, replace(other, machine={"cpu": "another"}))
+    assert elsewhere.timing == results.timing  # speeds of two machines are not compared
+
+    place, known, output = (tmp_path / each for each in ("place.json", "known.json", "all.json"))
+    write_results(results, place)
+    write_results(other, known)
+    words = ["--report", str(place), "--known", str(known), "--output", str(output)]
+    assert main(["bench", "networks", *words]) == 0
+    assert read_results(output) == found and read_results(place) == results
+    assert "LSTM" in (tmp_path / "report.md").read_text()
 
 
 def test_records_of_another_configuration_do_not_count(results: Results):

@@ -53,7 +53,8 @@ def networks(
     known: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE.json", help="results of an earlier time: its runs are not run again"
+            metavar="FILE.json",
+            help="results of an earlier time: its runs are not run again; they join a --report",
         ),
     ] = None,
     output: Annotated[
@@ -84,9 +85,13 @@ def networks(
     from rl_lab.tuning.progress import Watcher
 
     if report is not None:
+<<<<<<< HEAD
         return _show(again(report, output), as_json)
     if not dry_run and find_spec("optuna") is None:
         raise UserError("this benchmark needs Optuna: pip install 'rl-lab[tune]'")
+=======
+        return _show(again(report, output, known or []), as_json)
+>>>>>>> mem
     request = Request(
         set_name=set_name,
         tasks=_listed(tasks),

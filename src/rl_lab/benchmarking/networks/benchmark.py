@@ -12,6 +12,7 @@ from rl_lab.benchmarking.networks.results import (
     Results,
     begin,
     collect,
+    joined,
     read_results,
     with_records,
     write_results,
@@ -111,16 +112,21 @@ def run(
     return Ended(results, folder, driver.stopped)
 
 
-def again(place: Path, output: Path | None = None) -> Ended:
-    """The report of a benchmark's folder, or of a file of results, as things stand."""
+def again(place: Path, output: Path | None = None, known: Sequence[Path] = ()) -> Ended:
+    """The report of a benchmark's folder, or of a file of results, as things stand.
+
+    With the results of other times or machines that are `known`: what is in the place stays as is.
+    """
     folder = place if place.is_dir() else place.parent
     results = read_results(folder / FILE if place.is_dir() else place)
+    others = [read_results(file) for file in known]
     if place.is_dir():
         results = collect(results, folder)
-        keep(results, folder, output)
-    else:
-        write_page(results, folder)
-        copy(results, output)
+        write_results(results, folder / FILE)
+    for other in others:
+        results = joined(results, other)
+    write_page(results, folder)
+    copy(results, output)
     return Ended(results, folder)
 
 

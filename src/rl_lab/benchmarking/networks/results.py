@@ -155,6 +155,29 @@ def with_records(
     return sorted(kept, key=lambda each: (order[each.label], each.seed))
 
 
+def joined(one: Results, other: Results) -> Results:
+    """Both; where a cell, a run or a task is in both, as it is in `one`.
+
+    What the other has of a cell that is configured otherwise in `one` is left out, and so are its
+    speeds if they were measured on another machine.
+    """
+    own = {f"{each['task']}-{each['memory']}": each for each in one.cells}
+    more = {f"{each['task']}-{each['memory']}": each for each in other.cells}
+    cells = {**more, **own}
+    here = other.timing if other.machine == one.machine else {}
+    there = {each["task"] for each in cells.values()}
+    speeds = {label: each for label, each in here.items() if cells.get(label) == more.get(label)}
+    return replace(
+        one,
+        seeds=sorted({*one.seeds, *other.seeds}),
+        tasks={**other.tasks, **one.tasks},
+        cells=[cells[label] for label in [*own, *(each for each in more if each not in own)]],
+        records=with_records(one.records, other.records, cells.values()),
+        timing={**speeds, **one.timing},
+        skipped={k: v for k, v in (other.skipped | one.skipped).items() if k not in there},
+    )
+
+
 def collect(results: Results, folder: Path) -> Results:
     """With what the finished runs in a benchmark's folder say."""
     found = []
