@@ -85,13 +85,9 @@ def networks(
     from rl_lab.tuning.progress import Watcher
 
     if report is not None:
-<<<<<<< HEAD
-        return _show(again(report, output), as_json)
+        return _show(again(report, output, known or []), as_json)
     if not dry_run and find_spec("optuna") is None:
         raise UserError("this benchmark needs Optuna: pip install 'rl-lab[tune]'")
-=======
-        return _show(again(report, output, known or []), as_json)
->>>>>>> mem
     request = Request(
         set_name=set_name,
         tasks=_listed(tasks),
