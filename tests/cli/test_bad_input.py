@@ -103,6 +103,13 @@ def test_impossible_phases(place, capsys, phases, said):
     assert not (place / "runs").exists()
 
 
+def test_families_that_could_not_be_searched_are_named(place, capsys, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # none is installed
+    assert main(["envs", "nothing-like-it"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`rl-lab envs` lists all; not installed, so not searched: ALE, BabyAI" in line
+
+
 def test_all_problems_in_one_answer(place, capsys):
     bad = ["algorithm.gama=1", "algorithm.epochs=0", "environment.num_envs=x", "experiment.sed=1"]
     assert main(["train", PPO, *bad]) == 2

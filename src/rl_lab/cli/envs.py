@@ -26,7 +26,9 @@ def envs(
     ids = list_environments(text)
     ids += [id for id in presets if id not in ids and text.lower() in id.lower()]
     if not ids:
-        raise UserError(f"no environment has '{text}' in its id: `rl-lab envs` lists all")
+        missing = [start for start, _, installed in families() if not installed]
+        unread = f"; not installed, so not searched: {', '.join(missing)}" if missing else ""
+        raise UserError(f"no environment has '{text}' in its id: `rl-lab envs` lists all{unread}")
     found = [
         {
             "id": id,

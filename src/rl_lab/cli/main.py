@@ -45,7 +45,7 @@ from rl_lab.core.errors import RunError, UserError
 
 PROGRAM = "rl-lab"
 NO_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO}
-MAKE_ROOM = "make room, or choose another folder with --runs-dir"
+MAKE_ROOM = "make room, or choose another place (of runs: --runs-dir)"
 
 # The commands as `rl-lab --help` lists them; an app has subcommands.
 GROUPS: dict[str, dict[str, Callable[..., int] | typer.Typer]] = {
