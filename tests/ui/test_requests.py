@@ -14,6 +14,7 @@ from rl_lab.display.png import decode_png
 from rl_lab.records.labels import read_labels
 from rl_lab.records.run_directory import RunDirectory
 from rl_lab.ui.episodes import Recorders
+from rl_lab.ui.library import WHOLE_BYTES, _glimpse
 from ui.conftest import ALERT
 
 pytestmark = pytest.mark.needs("starlette", "uvicorn", "httpx")
@@ -56,6 +57,20 @@ def test_an_empty_folder_is_no_mistake(tmp_path):
     own = TestClient(app, "http://127.0.0.1", headers={"Authorization": f"Bearer {'x' * 16}"})
     assert own.get("/api/runs").json()["total"] == 0
     assert own.get("/api/sweeps").json() == {"sweeps": []}
+
+
+def test_a_sparkline_of_a_long_file_has_a_course(tmp_path):
+    """Evaluations are in few rows: those that are sampled may all be of the end."""
+    file = tmp_path / "metrics.jsonl"
+    rows = [{"step": step, "collect/return_mean": float(step)} for step in range(40_000)]
+    rows[-1]["eval/return_mean"] = 500.0
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert file.stat().st_size > WHOLE_BYTES
+    values = _glimpse(file, "reward")
+    assert len(values) > 10 and values == sorted(values) and values[0] < values[-1] / 2
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(json.dumps(row) + "\n" for row in rows[-400:]))
+    assert _glimpse(few, "reward") == [500.0]  # all of it is known
 
 
 def test_sparklines(client, named):

@@ -22,6 +22,8 @@ HIDDEN = {"metrics", "experiment", "updated"}
 SWEEPS = "sweeps"
 CHECKED_SECONDS = 5.0  # how long a folder that was looked through counts as clean
 SPARK_POINTS, SPARK_BYTES, SPARK_SAMPLES = 40, 256 * 1024, 60
+WHOLE_BYTES = 1 << 20  # of a file that is read whole for a sparkline: the usual size and more
+FEW_POINTS = 8  # of a metric, in the rows that were read of a longer one
 MOST_SERIES = 64  # files whose curves stay in memory
 
 
@@ -167,27 +169,37 @@ def _mentions(row: Mapping[str, Any], part: str) -> bool:
 
 
 def _glimpse(path: Path, metric: str) -> list[float]:
-    """Some values of a metric: of a short file all, of a long one from rows at equal distances."""
+    """Some values of a metric: of a short file all, of a long one from rows at equal distances.
+
+    There, a metric that few rows have gives way to another one that means the same.
+    """
+    try:
+        lines, whole = _sampled_lines(path)
+    except OSError:
+        return []
+    known: list[float] = []
     for name in MAIN_METRICS.get(metric, (metric,)):
         key = json.dumps(name).encode()
-        try:
-            with open_to_read(path) as file:
-                size = os.fstat(file.fileno()).st_size
-                if size <= SPARK_BYTES:
-                    lines = file.read().split(b"\n")
-                else:
-                    lines = []
-                    for place in range(SPARK_SAMPLES):
-                        file.seek(size * place // SPARK_SAMPLES)
-                        lines += file.read(SPARK_BYTES // SPARK_SAMPLES).split(b"\n")[1:-1]
-        except OSError:
-            return []
         values = [_value(line, name) for line in lines if key in line]
-        if known := [value for value in values if value is not None]:
-            last = len(known) - 1
-            count = min(len(known), SPARK_POINTS)
-            return [known[last * place // max(count - 1, 1)] for place in range(count)]
-    return []
+        found = [value for value in values if value is not None]
+        known = found if len(found) > len(known) else known
+        if known and (whole or len(known) >= FEW_POINTS):
+            break
+    last, count = len(known) - 1, min(len(known), SPARK_POINTS)
+    return [known[last * place // max(count - 1, 1)] for place in range(count)]
+
+
+def _sampled_lines(path: Path) -> tuple[list[bytes], bool]:
+    """Lines of a file, and whether these are all of them."""
+    with open_to_read(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= WHOLE_BYTES:
+            return file.read().split(b"\n"), True
+        lines: list[bytes] = []
+        for place in range(SPARK_SAMPLES):
+            file.seek(size * place // SPARK_SAMPLES)
+            lines += file.read(SPARK_BYTES // SPARK_SAMPLES).split(b"\n")[1:-1]
+        return lines, False
 
 
 def _value(line: bytes, name: str) -> float | None:

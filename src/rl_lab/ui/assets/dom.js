@@ -126,8 +126,8 @@ export function table(heads, rows, name = "") {
 export function sparkline(values, width = 96, height = 26) {
   const picture = svg("svg", { class: "spark", width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
   if (values && values.length > 1) {
-    const low = Math.min(...values), span = Math.max(...values) - low || 1;
-    const points = values.map((value, index) => `${((index / (values.length - 1)) * (width - 4) + 2).toFixed(1)},${(height - 3 - ((value - low) / span) * (height - 6)).toFixed(1)}`);
+    const low = Math.min(...values), high = Math.max(...values);
+    const points = values.map((value, index) => `${((index / (values.length - 1)) * (width - 4) + 2).toFixed(1)},${(height - 3 - (high > low ? (value - low) / (high - low) : 0.5) * (height - 6)).toFixed(1)}`);
     picture.append(svg("polyline", { points: points.join(" ") }));
   }
   return picture;
