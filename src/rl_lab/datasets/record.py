@@ -311,6 +311,7 @@ def record_replay(
             raise UserError(f"run {directory.id} has no such buffer to record ({there})")
         chosen = buffer or next(iter(kept))
         replay, step = kept[chosen], int(manifest["step"])
+        assert isinstance(replay, UniformReplay)
         with fitting(manifest):
             replay.load_state_dict(state["parts"][f"buffer.{chosen}"])
         actions, convert = own_units(env)
