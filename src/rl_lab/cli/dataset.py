@@ -8,6 +8,7 @@ import typer
 
 from rl_lab.cli.arguments import RUNS, SETTINGS, Json, Run, RunsDir, Trust, count
 from rl_lab.cli.printing import cell, pairs, say, say_json, table, warn
+from rl_lab.core.errors import UserError, did_you_mean
 
 if TYPE_CHECKING:
     from rl_lab.datasets.folder import Folder
@@ -182,7 +183,6 @@ def split(
     as_json: Json = False,
 ) -> int:
     """Make two datasets of one: split hopper/replay --best 0.1 -o hopper/best -o hopper/rest."""
-    from rl_lab.core.errors import UserError
     from rl_lab.datasets.change import split as split_dataset
     from rl_lab.datasets.make import place
 
@@ -220,7 +220,6 @@ def convert(
 
     rl-lab dataset convert minari:mujoco/hopper/expert-v0 --to rl-lab -o hopper/theirs
     """
-    from rl_lab.core.errors import UserError, did_you_mean
     from rl_lab.datasets.change import FORMATS
     from rl_lab.datasets.change import convert as convert_dataset
     from rl_lab.datasets.make import place
@@ -245,10 +244,18 @@ def _tree(folder: "Folder") -> dict[str, Any]:
 
 def _told(folder: "Folder", as_json: bool) -> int:
     """What `info` says."""
-    about = folder.about
     if as_json:
         say_json(_tree(folder))
         return 0
+    try:
+        say(_shown_facts(folder))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # it may be anybody's
+        raise UserError(f"{folder.path}/dataset.json is damaged: {error!r}") from error
+    return 0
+
+
+def _shown_facts(folder: "Folder") -> str:
+    about = folder.about
     returns, lengths = about["returns"], about["lengths"]
     made, known = about.get("provenance") or {}, about.get("references") or {}
     state = "" if folder.complete else " (its recorder was stopped: record again to go on)"
@@ -265,11 +272,9 @@ def _told(folder: "Folder", as_json: bool) -> int:
         **{f"{name} play": known.get(name) for name in ("random", "expert") if name in known},
         **{name: _shown(each) for name, each in made.items()},
     }
-    say(pairs(facts))
-    say()
     row = {f"{name} %": each for name, each in returns["quantiles"].items()}
-    say(table([{"returns": "", **row}], ["returns", *row]))
-    return 0
+    quantiles = table([{"returns": "", **row}], ["returns", *row])
+    return f"{pairs(facts)}\n\n{quantiles}"
 
 
 def _columns(about: dict[str, Any], prefix: str) -> str:

@@ -35,8 +35,10 @@ def evaluate(
         say_json(result.to_tree())
         return 0
     numbers = result.summary()
+    score = numbers.get("normalized_return")
+    told = "" if score is None else f" · normalized {score:.1f}"
     say(
         f"return {spread(numbers)} ({numbers['episodes']} episodes, "
-        f"length {numbers['length_mean']:,.1f}) · run {result.run} at step {result.step:,}"
+        f"length {numbers['length_mean']:,.1f}){told} · run {result.run} at step {result.step:,}"
     )
     return 0

@@ -40,10 +40,10 @@ def whole_episodes(
     deterministic: bool,
     initial_state: Any = None,
     device: str = "cpu",
-    change: Callable[[Array], Array] = lambda action: action,
+    change: Callable[[Obs, Array], Array] = lambda obs, action: action,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> list[Played]:
-    """An episode for each seed; `change` is applied to actions [N, …] before they are taken.
+    """An episode for each seed; `change` of frames and actions [N, …] is what is really done.
 
     Environments whose episode is over play on until the last one is; nothing of that is kept.
     An empty list: `interrupted`, which is asked before every step, said so.
@@ -56,7 +56,7 @@ def whole_episodes(
             if interrupted():
                 return []
             decision = act(to_tensor(obs, device), memory, deterministic=deterministic)
-            action = change(np.array(action_of(decision, act, wanted)))
+            action = change(obs, np.array(action_of(decision, act, wanted)))
             before, step = copied(obs), env.step(action)
             for index, each in enumerate(played):
                 if each.over or (step.valid is not None and not step.valid[index]):

@@ -49,8 +49,8 @@ def card(name: str, about: Mapping[str, Any]) -> str:
         "    - {type: offline, buffer: data, duration_updates: 10_000, hooks: [update]}",
         "```",
         "",
-        "In Python: `np.load(file)` of any `.npz` file; columns are [T, 1, …], `cut` is True where an",
-        "episode ends, and `final/obs` has the frames in which they ended, in their order.",
+        "In Python, `np.load(file)` reads any `.npz` file; columns are [T, 1, …]. `cut` is True",
+        "where an episode ends; `final/obs` has the frames in which they ended, in their order.",
         "`rl-lab dataset convert` brings it into formats of Minari, LeRobot, or plain `.npz`.",
         "",
     ]

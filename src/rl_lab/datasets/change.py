@@ -1,8 +1,9 @@
 """Make datasets of datasets: merge, split, convert. Episodes stay whole, and nothing is held."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from rl_lab.buffers.segments import write_durably
 from rl_lab.buffers.storage import layout
 from rl_lab.buffers.walk import Episode
 from rl_lab.core.batch import ACTION, REWARD, TERMINATED, TRUNCATED
+from rl_lab.core.chunks import Columns
 from rl_lab.core.errors import UserError
 from rl_lab.datasets.folder import Folder, Tell, Writer, fitted, silent
 from rl_lab.datasets.sources import Source, open_source
@@ -158,4 +160,8 @@ def _write_plain(source: Source, folder: Path, tell: Tell) -> None:
         rows = {**episode.frames, ACTION: episode.action, REWARD: episode.reward}
         rows |= {TERMINATED: terminated, TRUNCATED: truncated}
         file = folder / f"episode_{number:06d}.npz"
-        write_durably(file, lambda sink, rows=rows: np.savez(sink, allow_pickle=False, **rows))
+        write_durably(file, partial(_savez, rows))
+
+
+def _savez(rows: Columns, sink: BinaryIO) -> None:
+    np.savez(sink, allow_pickle=False, **rows)

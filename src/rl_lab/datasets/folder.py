@@ -69,7 +69,9 @@ class Folder:
                 f"{path} is not a dataset: it has no {ABOUT} "
                 "(rl-lab dataset convert makes one of other files)"
             )
-        return cls(path, found)
+        folder = cls(path, found)
+        spec_of(found, path / ABOUT)  # one that lies is refused here
+        return folder
 
     @cached_property
     def spec(self) -> EnvSpec:

@@ -12,6 +12,7 @@ without them lose the last transition of each episode: nobody knows where it led
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rl_lab.core.batch import ACTION, OBS, Array
 from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, EnvSpec
 from rl_lab.datasets.folder import Tell, silent
-from rl_lab.datasets.sources import Source, actions_like, unbounded
+from rl_lab.datasets.sources import INHERITED, Source, actions_like, unbounded
 from rl_lab.records.files import read_bounded
 
 VERSION = "v2.1"
@@ -79,7 +80,7 @@ def write_lerobot(source: Source, folder: Path, tell: Tell = silent) -> None:
         file = folder / FILE.format(episode_chunk=number // CHUNK, episode_index=number)
         file.parent.mkdir(parents=True, exist_ok=True)
         table = pyarrow.table(columns)
-        write_durably(file, lambda sink, table=table: parquet.write_table(table, sink))
+        write_durably(file, partial(parquet.write_table, table))
         lengths.append(rows)
         total += rows
         tell(number + 1, 0)
@@ -149,10 +150,12 @@ def _write_meta(source: Source, folder: Path, lengths: list[int], total: int) ->
     meta = folder / "meta"
     meta.mkdir(exist_ok=True)
     for name, lines in (("tasks.jsonl", tasks), ("episodes.jsonl", episodes)):
-        text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        write_durably(meta / name, lambda sink, text=text: sink.write(text))
-    told = json.dumps(info, indent=1).encode()
-    write_durably(meta / "info.json", lambda sink: sink.write(told))  # last: now it is whole
+        _write_text(meta / name, "".join(json.dumps(line) + "\n" for line in lines))
+    _write_text(meta / "info.json", json.dumps(info, indent=1))  # last: now it is whole
+
+
+def _write_text(path: Path, text: str) -> None:
+    write_durably(path, lambda sink: sink.write(text.encode()))
 
 
 def read_lerobot(folder: Path) -> Source:
@@ -175,7 +178,8 @@ def read_lerobot(folder: Path) -> Source:
         folder / FILE.format(episode_chunk=number // max(size, 1), episode_index=number)
         for number in listed
     ]
-    own = info.get("rl_lab") if isinstance(info.get("rl_lab"), dict) else {}
+    found = info.get("rl_lab")
+    own: dict[str, Any] = found if isinstance(found, dict) else {}
     first = _read(files[0], None)
     kind = first.frames[OBS].dtype
     observation = unbounded(first.frames[OBS].shape[1:], kind)
@@ -188,8 +192,11 @@ def read_lerobot(folder: Path) -> Source:
         for file in files:
             yield _read(file, spec)
 
-    facts = own.get("facts") if isinstance(own.get("facts"), dict) else {}
-    return Source(str(folder), spec, actions, episodes, dict(facts))
+    told = own.get("facts")
+    facts = (
+        {name: told[name] for name in INHERITED if name in told} if isinstance(told, dict) else {}
+    )
+    return Source(str(folder), spec, actions, episodes, facts)
 
 
 def _read(file: Path, spec: EnvSpec | None) -> Episode:

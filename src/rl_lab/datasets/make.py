@@ -14,6 +14,7 @@ from rl_lab.datasets.record import (
     measure_references,
     record_policy,
     record_replay,
+    refuse_complete,
 )
 from rl_lab.run import policy
 
@@ -51,6 +52,7 @@ def record(
     best policy of this run unless given.
     """
     path = place(name)
+    refuse_complete(path)
     full = reference if checkpoint is None else f"{reference}:{checkpoint}"
     references: dict[str, Any] | None = None
     if recipe.references:

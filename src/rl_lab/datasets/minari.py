@@ -1,7 +1,9 @@
 """Datasets of the Minari library, in and out. The library itself reads and writes them."""
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import gymnasium as gym
 import numpy as np
@@ -14,9 +16,11 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
 from rl_lab.core.tree import named_leaves
 from rl_lab.datasets.folder import Tell, silent
-from rl_lab.datasets.sources import Source, unbounded
+from rl_lab.datasets.sources import INHERITED, Source, unbounded
 
 SUFFIX = "-v0"
+SCORES = {"random": "min", "expert": "max"}  # our names of references, and theirs
+OWN = "rl_lab"  # the field of the metadata that is ours
 
 
 def library() -> Any:
@@ -56,8 +60,9 @@ def read_minari(name: str) -> Source:
     }
     observation: Observation = parts[OBS] if OBS in columns else Dict(parts)
     known = dataset.storage.metadata
-    environment = getattr(dataset.spec, "env_spec", None)
-    spec = EnvSpec(getattr(environment, "id", None) or own, observation, actions)
+    told = _told(known.get(OWN))
+    environment = getattr(getattr(dataset.spec, "env_spec", None), "id", None)
+    spec = EnvSpec(str(told.get("environment") or environment or own), observation, actions)
     start = int(getattr(dataset.action_space, "start", 0))
 
     def episodes() -> Iterator[Episode]:
@@ -74,15 +79,30 @@ def read_minari(name: str) -> Source:
     facts: dict[str, Any] = {
         "behavior": str(known.get("algorithm_name", "not known")),
         "provenance": {"minari": own, "versions": {"minari": minari.__version__}},
+        **_own_facts(told),
     }
-    scores = {
-        new: known.get(f"ref_{old}_score") for new, old in (("random", "min"), ("expert", "max"))
-    }
+    scores = {key: known.get(f"ref_{end}_score") for key, end in SCORES.items()}
     if any(each is not None for each in scores.values()):
         facts["references"] = {
             key: None if each is None else float(each) for key, each in scores.items()
         }
     return Source(name, spec, actions, episodes, facts)
+
+
+def _told(text: object) -> dict[str, Any]:
+    """What we wrote into the metadata of a dataset; nothing if it is not ours."""
+    try:
+        found = json.loads(text) if isinstance(text, str) else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _own_facts(told: Mapping[str, Any]) -> dict[str, Any]:
+    facts = told.get("facts")
+    if not isinstance(facts, dict):
+        return {}
+    return {name: each for name, each in facts.items() if name in INHERITED}
 
 
 def write_minari(source: Source, name: str, tell: Tell = silent) -> str:
@@ -108,19 +128,24 @@ def write_minari(source: Source, name: str, tell: Tell = silent) -> str:
     scores = source.facts.get("references") or {}
     made = source.facts.get("provenance") or {}
     try:
-        minari.create_dataset_from_buffers(
-            dataset_id=own,
-            buffer=buffers,
-            env=_environment(source),
-            observation_space=_observations(source.spec.observation),
-            action_space=_gym(source.actions),
-            algorithm_name=str(source.facts.get("behavior", "not known")),
-            ref_min_score=scores.get("random"),
-            ref_max_score=scores.get("expert"),
-            description=f"Recorded with RL Lab. {made}",
-        )
+        with catch_warnings():  # an author, a link: nothing that a user of ours could set
+            simplefilter("ignore")
+            dataset = minari.create_dataset_from_buffers(
+                dataset_id=own,
+                buffer=buffers,
+                env=_environment(source),
+                observation_space=_observations(source.spec.observation),
+                action_space=_gym(source.actions),
+                algorithm_name=str(source.facts.get("behavior", "not known")),
+                description=f"Recorded with RL Lab. {made}",
+            )
     except ValueError as error:
         raise UserError(f"minari:{own} cannot be written: {_line(error)}") from error
+    # Minari itself keeps scores only of environments that it can make.
+    known = {f"ref_{end}_score": scores.get(name) for name, end in SCORES.items()}
+    more = {key: float(each) for key, each in known.items() if each is not None}
+    told = {"environment": source.spec.id, "facts": source.facts}
+    dataset.storage.update_metadata({**more, OWN: json.dumps(told)})
     return own
 
 
@@ -166,7 +191,7 @@ def _gym(space: Space) -> gym.Space[Any]:
         return gym.spaces.Discrete(int(space.n))
     if isinstance(space, MultiDiscrete):
         return gym.spaces.MultiDiscrete(np.array(space.nvec))
-    return gym.spaces.Box(space.low, space.high, space.shape, space.dtype.type)  # type: ignore[arg-type]
+    return gym.spaces.Box(space.low, space.high, space.shape, space.dtype.type)
 
 
 def _space(space: Any, where: str) -> Space:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from rl_lab.buffers.facts import action_range, frame_moments
 from rl_lab.buffers.storage import Steps
 from rl_lab.buffers.walk import episodes_of
+from rl_lab.core.errors import UserError
 from rl_lab.core.running_stats import RunningMoments
 from rl_lab.core.spec import Box, EnvSpec
 
@@ -39,6 +40,8 @@ class Numbers:
             terminated += episode.terminated
             done += len(episode)
             tell(done, len(ring))
+        if not returns:
+            raise UserError(f"{spec.id}: there is no whole episode")
         moments = frame_moments(ring, spec)
         parts = moments if isinstance(moments, dict) else {"obs": moments}
         bounds = None

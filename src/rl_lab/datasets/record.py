@@ -19,7 +19,7 @@ from rl_lab.buffers.storage import layout
 from rl_lab.buffers.walk import Episode, episodes_of
 from rl_lab.collect.whole_episodes import Played, whole_episodes
 from rl_lab.config.resolve import resolve
-from rl_lab.core.batch import ACTION, REWARD, Array
+from rl_lab.core.batch import ACTION, REWARD, Array, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Act, VectorEnv
 from rl_lab.core.spec import Box, Space
@@ -115,12 +115,17 @@ def _writer(path: Path, player: "_Player", facts: dict[str, Any]) -> tuple[Write
     there = Folder.open(str(path))
     if there.about.get("recording") != facts["recording"]:
         raise UserError(f"{path} is another dataset: choose another name, or delete it")
-    if there.complete:
-        raise UserError(f"{path} is complete: choose another name, or delete it")
+    refuse_complete(path)
     done = sum(1 for _ in there.episodes())
     if done % player.recipe.batch and done < player.recipe.episodes:
         raise UserError(f"{path} does not end with a whole batch: delete it and begin again")
     return Writer.go_on(there, facts), done
+
+
+def refuse_complete(path: Path) -> None:
+    """A dataset that is there and complete is not written again."""
+    if (path / "dataset.json").exists() and Folder.open(str(path)).complete:
+        raise UserError(f"{path} is complete: choose another name, or delete it")
 
 
 class _Player:
@@ -147,16 +152,24 @@ class _Player:
 
     def reference(self, purpose: str, episodes: int, *, random: bool) -> float:
         """The mean return of random play, or of the policy as it is."""
-        act, returns = self.random.act if random else self.loaded.algorithm.act, []
+        act = self.random.act if random else self.loaded.algorithm.act
+        returns: list[float] = []
         while len(returns) < episodes and not self.interrupted():
             count = min(self.recipe.batch, episodes - len(returns))
             number = len(returns) // self.recipe.batch
-            played = self._play(act, f"{purpose}/{number}/", count, True, lambda action: action)
+            played = self._play(
+                act, f"{purpose}/{number}/", count, True, lambda obs, action: action
+            )
             returns += [sum(each.rewards) for each in played]
         return float(np.mean(returns)) if returns else float("nan")
 
     def _play(
-        self, act: Act, purpose: str, count: int, deterministic: bool, change: Convert
+        self,
+        act: Act,
+        purpose: str,
+        count: int,
+        deterministic: bool,
+        change: Callable[[Obs, Array], Array],
     ) -> list[Played]:
         own = seeds(self.recipe.seed, purpose, self.recipe.batch)
         with self.loaded.context.rng.borrowed(purpose):
@@ -172,7 +185,7 @@ class _Player:
             )
         return found[:count]
 
-    def _noisy(self, action: Array) -> Array:
+    def _noisy(self, obs: Obs, action: Array) -> Array:
         """Normal noise within the bounds of a Box; of discrete actions, some are random ones."""
         if not self.recipe.noise:
             return action
@@ -184,7 +197,7 @@ class _Player:
                 action.dtype
             )
         wild = self.noise.random(len(action)) < scale
-        other = self.random.act(None, None, deterministic=False).action
+        other = self.random.act(obs, None, deterministic=False).action
         return np.where(wild.reshape(-1, *[1] * (action.ndim - 1)), np.asarray(other), action)
 
     def episode(self, played: Played) -> Episode:
@@ -290,16 +303,15 @@ def record_replay(
     state, manifest, _ = store.load(which or "last")
     context = make_context(config)
     with closing(context.train_environment) as env:
-        kept = {
-            each: held
-            for each, held in context.buffers.items()
-            if isinstance(held, UniformReplay) and not isinstance(held, OfflineReplay)
-        }
+        found = context.buffers.items()
+        kept = {each: it for each, it in found if isinstance(it, UniformReplay)}
+        kept = {each: it for each, it in kept.items() if not isinstance(it, OfflineReplay)}
         if not kept or (buffer is not None and buffer not in kept):
             there = f"buffers that keep transitions: {', '.join(kept) or 'none'}"
             raise UserError(f"run {directory.id} has no such buffer to record ({there})")
         chosen = buffer or next(iter(kept))
         replay, step = kept[chosen], int(manifest["step"])
+        assert isinstance(replay, UniformReplay)
         with fitting(manifest):
             replay.load_state_dict(state["parts"][f"buffer.{chosen}"])
         actions, convert = own_units(env)

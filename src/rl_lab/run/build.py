@@ -54,6 +54,7 @@ from rl_lab.records.run_directory import RunDirectory
 from rl_lab.run.alerts import Alerts
 from rl_lab.run.budget import late_end
 from rl_lab.run.efficiency import Efficiency
+from rl_lab.run.normalized import normalized, references_of
 from rl_lab.run.orchestrator import Orchestrator
 from rl_lab.run.phases import PhaseDefinition, PhaseScheduler, parse_phases
 from rl_lab.run.signals import StopRequest
@@ -111,7 +112,9 @@ def build_run(
         buffers=context.buffers,
         scheduler=PhaseScheduler(phases, config.training.total_timesteps),
         streams=context.rng,
-        evaluate=make_evaluator(config, algorithm, context.rng, stop),
+        evaluate=normalized(
+            make_evaluator(config, algorithm, context.rng, stop), references_of(config)
+        ),
         stop=stop,
         resources=resources,
         identity={"config_hash": config_hash(config), "numerics": numerics},

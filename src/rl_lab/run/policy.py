@@ -25,6 +25,7 @@ from rl_lab.envs.spaces import Frames, action_converter
 from rl_lab.records.checkpoint import CheckpointStore
 from rl_lab.records.run_directory import RunDirectory, find_run
 from rl_lab.run.build import make_algorithm, make_context, make_evaluator
+from rl_lab.run.normalized import normalized, references_of
 from rl_lab.run.session import file_hash, fitting, load_config
 
 EVALUATE = "evaluate"  # the seed stream of measurements: neither train nor eval nor test
@@ -66,6 +67,7 @@ def load(
     directory.check_complete()
     config = load_config(directory, trust=trust)
     known = (config_hash(config), file_hash(directory))
+    references = references_of(config)
     experiment = replace(
         config.experiment,
         seed=config.experiment.seed if seed is None else seed,
@@ -96,7 +98,7 @@ def load(
         for role, part in context.components.items():
             if isinstance(part, Stateful):
                 part.load_state_dict(state["parts"][f"component.{role}"])
-    evaluate = make_evaluator(config, algorithm, context.rng)
+    evaluate = normalized(make_evaluator(config, algorithm, context.rng), references)
     return LoadedPolicy(directory, int(manifest["step"]), config, context, algorithm, evaluate)
 
 
