@@ -348,12 +348,7 @@ def test_impossible_combinations_are_refused_before_anything_is_built(overrides,
         tiny_config("CartPole-v1:ppo_defaults", *overrides)
 
 
-COMPILED = [each for each in registry.names("memory") if each not in ("none", "gru")]
-
-
-@pytest.mark.parametrize(
-    "memory", ["none", "gru", *(pytest.param(each, marks=pytest.mark.slow) for each in COMPILED)]
-)
+@pytest.mark.parametrize("memory", ["none", "gru"])
 def test_compiled_and_eager_updates_agree(memory, tiny):
     overrides = [f"network.memory.type={memory}", "algorithm.minibatches=2"]
     overrides.append("environment.vectorization=sync")  # the same rollout for both
