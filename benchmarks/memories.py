@@ -38,6 +38,7 @@ from rl_lab.run.build import make_algorithm, make_context
 
 MEMORIES = [name for name in catalog.BUILT_INS["memory"] if name != "none"]
 LOOPED = ("gru", "lstm", "mamba")  # these have a loop over time with its own backward pass
+STEPWISE = ("gru", "lstm", "mamba", "mamba2")  # not transformers: no gradient flows through `step`
 WORDS = ("compute.compile=off",)  # of the updates
 RESETS = 0.02  # of all steps
 HEAD, STATES, CHUNK = 64, {"mamba": 16, "mamba2": 64}, 32  # of the recurrences alone
@@ -129,7 +130,7 @@ def updates(repeats: int, tell: Tell) -> Report:
     """A whole update of PPO, with sequences and with a loop of steps in their place."""
     jobs: dict[str, Callable[[], float]] = {}
     with ExitStack() as open_ones:
-        for name in MEMORIES:
+        for name in STEPWISE:
             config = configure(f"CartPole-v1:ppo_{name}_masked", overrides=list(WORDS))
             resolved = resolve(config[0])
             context = make_context(resolved)

@@ -198,7 +198,7 @@ def test_every_form_of_every_memory_is_timed_and_computes_the_same(memories, tmp
 
 
 def test_whole_updates_with_and_without_sequences_learn_the_same(memories, monkeypatch):
-    monkeypatch.setattr(memories, "MEMORIES", ["gru", "mamba2"])
+    monkeypatch.setattr(memories, "STEPWISE", ("gru", "mamba2"))
     monkeypatch.setattr(memories, "WORDS", (*memories.WORDS, "algorithm.epochs=1"))
     report = memories.updates(1, silent)
     names = [f"{name} {form}" for name in ("gru", "mamba2") for form in ("sequence", "steps")]
