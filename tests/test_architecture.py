@@ -47,7 +47,18 @@ LAYERS: dict[str, set[str]] = {
     "plugin": {"core", "algorithms.base", "display.sinks", "api"},
     "ui": L3 | {"analysis", "tuning", "ui"},
     "benchmarking": L3 | {"api", "analysis", "tuning", "algorithms.base", "benchmarking"},
-    "cli": {*L3, "algorithms", "tuning", "analysis", "api", "ui", "hub", "cli", "benchmarking", "datasets"},
+    "cli": {
+        *L3,
+        "algorithms",
+        "tuning",
+        "analysis",
+        "api",
+        "ui",
+        "hub",
+        "cli",
+        "benchmarking",
+        "datasets",
+    },
     "__main__": {"cli"},
     "__init__": {"api", "plugin", "core", "config", "run", "algorithms"},  # lazily
 }
