@@ -1,4 +1,4 @@
-"""Learning bars of imitation: two ways of doing a thing, and what loses them. Slow: `make learn`."""
+"""Learning bars of imitation: two ways of a thing, and what loses them. Slow: `make learn`."""
 
 import pytest
 

@@ -21,7 +21,7 @@ DREAMER = [
 QUANTILE = "algorithm.distribution=quantile"
 HER = ["environment.vectorization=sync", "buffers.replay.type=her"]
 
-# A chunk has 5 actions and a collect call 16 vector steps: checkpoints fall in the middle of chunks.
+# A chunk has 5 actions, a collect call 16 vector steps: checkpoints fall in mid-chunk.
 CHUNKS = [
     "buffers.replay={type: uniform, capacity: 400}",
     *("algorithm.collect_steps=16", "algorithm.batch_size=16", "algorithm.execution_horizon=5"),
