@@ -123,3 +123,16 @@ def test_outcomes_are_the_same_in_both_kinds_of_vector():
         found.append((step.measures["above"].tolist(), step.measures["below"].tolist()))
     assert found[0] == found[1]
     assert found[0][0][:2] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(("height", "good"), [(0.375, False), (0.41, True)])
+def test_a_line_between_two_waypoints_must_be_clear(height, good):
+    """Both ends of the lower one are .403 from the middle, its own middle is .375 away."""
+    world = TwoArcs()
+    here, there = np.array([[-0.149, height]]), np.array([[0.149, height]])
+    assert (np.linalg.norm(np.concatenate([here, there]), axis=1) > 0.4).all()
+    state = {"start": np.zeros(1), "position": here, "middle": np.zeros(1)}
+    state |= {"good": np.array([True]), "time": np.array([7])}
+    moved, _, _ = world.move(state, there / REACH, np.empty((1, 0)))
+    assert moved["good"].tolist() == [good]
+    assert moved["middle"][0] == pytest.approx(height)

@@ -22,6 +22,14 @@ DREAMER = [
 QUANTILE = "algorithm.distribution=quantile"
 HER = ["environment.vectorization=sync", "buffers.replay.type=her"]
 
+# A chunk has 5 actions, a collect call 16 vector steps: checkpoints fall in mid-chunk.
+CHUNKS = [
+    "buffers.replay={type: uniform, capacity: 400}",
+    *("algorithm.collect_steps=16", "algorithm.batch_size=16", "algorithm.execution_horizon=5"),
+    *("algorithm.denoiser.hidden_dim=8", "algorithm.inference_steps=3"),
+    "training.phases=[{name: all, hooks: [collect, update]}]",
+]
+
 OFTEN = {
     "dqn prioritized": ["CartPole-v1:random", "algorithm.name=dqn", *REPLAY, *PRIORITIZED],
     "sac": ["Pendulum-v1:random", "algorithm.name=sac", *REPLAY, *SMALL_HEADS],
@@ -74,6 +82,23 @@ REST = {
         *PRIORITIZED,
     ],
     "td3": ["Pendulum-v1:random", "algorithm.name=td3", *REPLAY, *SMALL_HEADS],
+    "bc": [
+        "Pendulum-v1:random",
+        "algorithm.name=bc",
+        "algorithm.loss=gmm",
+        *(
+            each
+            for each in CHUNKS
+            if not any(word in each for word in ("horizon", "steps=3", "den"))
+        ),
+    ],
+    "diffusion_policy": [
+        "Pendulum-v1:random",
+        "algorithm.name=diffusion_policy",
+        "algorithm.sampler=ddpm",
+        *CHUNKS,
+    ],
+    "flow_policy": ["Pendulum-v1:random", "algorithm.name=flow_policy", *CHUNKS],
     "sql": ["MultiGoal-v0:random", "algorithm.name=sql", *REPLAY, *SMALL_HEADS],
     "reinforce": [
         "CartPole-v1:random",

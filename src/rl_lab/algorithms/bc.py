@@ -1,8 +1,8 @@
 """Behavioral cloning: supervised learning of what demonstrators do (Pomerleau 1989).
 
 Reads top to bottom: config, network, losses, algorithm. Three losses for continuous actions: mean
-squared error, log-likelihood of a Gaussian, and of a mixture of Gaussians (as in robomimic, Mandlekar et
-al. 2021, arXiv:2108.03298), which can keep several ways of doing a thing apart. For discrete
+squared error, log-likelihood of a Gaussian, and of a mixture of Gaussians (Mandlekar et al. 2021,
+arXiv:2108.03298), which can keep several ways of doing a thing apart. For discrete
 actions the log-likelihood is the cross-entropy.
 """
 

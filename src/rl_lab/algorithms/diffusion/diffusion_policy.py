@@ -2,10 +2,10 @@
 
 Reads top to bottom: configs, processes, loss, algorithm. A network learns to tell the noise from
 noisy chunks of demonstrated actions, given the last frames; acting starts from noise and denoises
-it in a few steps, executes a part of the chunk, and decides again (receding horizon). `flow_policy`
-is the same policy with straight paths from noise to actions (conditional flow matching, Lipman et al.
-2023, arXiv:2210.02747), which a few Euler steps follow. Departures from the paper: few inference
-steps with DDIM by default, and the MLP denoiser is the default one.
+it in a few steps, executes a part of the chunk, and decides again (receding horizon).
+`flow_policy` is the same policy with straight paths from noise to actions (conditional flow
+matching, Lipman et al. 2023, arXiv:2210.02747), which a few Euler steps follow. Departures from the
+paper: few inference steps with DDIM by default, and the MLP denoiser is the default one.
 """
 
 from collections.abc import Mapping

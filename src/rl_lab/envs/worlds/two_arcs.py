@@ -2,7 +2,8 @@
 
 A point is led from the left to a goal on the right by 16 waypoints. Where it is cannot be seen,
 only where it began and how late it is: a policy has to commit itself to a side and remember it, as
-one that decides on whole chunks of actions does. The mean of all demonstrations goes through the disc.
+one that decides on whole chunks of actions does. The mean of all demonstrations leads through the
+disc.
 """
 
 from typing import Any, ClassVar
