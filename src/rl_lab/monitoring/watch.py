@@ -59,7 +59,7 @@ class Watch:
         return self._wanted[metric]
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen and said."""
+        """What was seen, and how often it was reported."""
         return {
             "seen": {
                 name: {metric: asdict(each) for metric, each in metrics.items()}

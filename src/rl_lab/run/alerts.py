@@ -1,4 +1,4 @@
-"""What the monitors of a run saw: told, written down, saved, and a reason to stop where asked."""
+"""Alerts of a run's monitors: reported, written, saved, and a reason to stop where asked."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ class Alerts:
         self.stop_reason: str | None = None
 
     def look(self, step: int, row: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """One row: tell what is wrong with it."""
+        """One row: report what is wrong with it."""
         self._judge(self.learning, self.directory.alerts_file, step, row)
         self._judge(self.machine, self.directory.timing_alerts_file, step, timing)
 

@@ -387,7 +387,7 @@ def make_phases(
 def buffer_problems(
     algorithm: Algorithm, phases: Sequence[PhaseDefinition], buffers: Mapping[str, Buffer]
 ) -> list[str]:
-    """Buffers that an algorithm cannot learn from, and parts of a union that nobody fills."""
+    """Buffers that an algorithm cannot learn from, and parts of a union that no phase fills."""
     first, kind = next(iter(buffers)), type(algorithm).__name__
     collecting = [buffers[p.buffer or first] for p in phases if "collect" in p.hooks]
     filled = {id(next(iter(getattr(each, "parts", {"": each}).values()))) for each in collecting}

@@ -19,7 +19,7 @@ MOST_FRAMES = 1_000  # of one video: an episode may last for ever
 def film(run: "Orchestrator", name: str) -> Path | None:
     """One episode as a video in the run's `videos/` and its displays; None if there is none.
 
-    Why there is none is said, and training goes on.
+    Why there is none is reported, and training goes on.
     """
     try:
         file = _film(run, name)
