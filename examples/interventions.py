@@ -130,7 +130,7 @@ class InterventionsConfig:
 
 
 def changeable(algorithm: Any) -> dict[str, float | Schedule]:
-    """The options that every update reads anew: numbers and schedules of the algorithm's block."""
+    """The options that every update reads again: numbers and schedules of the algorithm's block."""
     live = [each.name for each in fields(algorithm) if not each.metadata.get("fixed")]
     values = {f"{BLOCK}{name}": getattr(algorithm, name) for name in live}
     return {key: each for key, each in values.items() if isinstance(each, (float, Schedule))}

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rl_lab.algorithms.base import Algorithm, Version
 from rl_lab.config.catalog import BUILT_INS
 from rl_lab.core import registry
 
@@ -431,6 +432,13 @@ def test_a_breach_is_found(rule, path, text):
 
 def test_every_rule_has_been_seen_to_fail():
     assert {rule.__name__ for rule, _, _ in BREACHES} == set(RULES)
+
+
+@pytest.mark.parametrize("name", BUILT_INS["workflow"])
+def test_every_algorithm_derives_from_algorithm_directly(name):
+    found = registry.get("workflow", name)
+    kind = found.algorithm if isinstance(found, Version) else found
+    assert kind.__bases__ == (Algorithm,)
 
 
 def test_what_is_listed_exists():

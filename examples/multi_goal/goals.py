@@ -32,7 +32,7 @@ def main():
     parser.add_argument("--algorithm", default="sql", help="what to train; try ppo, or sac")
     parser.add_argument("--run", help="a finished run to count instead: @last, an id, a path")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="train for so many steps instead of the preset's")
+    parser.add_argument("--steps", type=int, help="training steps instead of the preset's")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--runs-dir", default=None)
     words = parser.parse_args()

@@ -787,7 +787,7 @@ def _shown(view: View | None, progress: bool | None) -> View:
 def _arguments(
     name: str, function: Callable[..., Any], settings: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Errors of a config in the words of Python: nobody has typed a command line."""
+    """Errors of a config in the words of Python: there is no command line."""
     try:
         yield
     except ConfigError as error:

@@ -64,10 +64,10 @@ def pulls(*rows, context=None):
 def test_estimates_average_or_take_constant_steps():
     averaging = agents(EpsilonGreedy, initial_value=5.0)
     averaging.update(pulls((0, 1.0), (0, 2.0), (0, 6.0)), phase=PHASE)
-    assert averaging.values.tolist() == [[[3.0, 5.0]]]  # the first reward replaces the 5
+    assert averaging.rule.values.tolist() == [[[3.0, 5.0]]]  # the first reward replaces the 5
     stepping = agents(EpsilonGreedy, initial_value=5.0, step_size=0.5)
     stepping.update(pulls((0, 1.0), (0, 2.0)), phase=PHASE)
-    assert stepping.values.tolist() == [[[2.5, 5.0]]]  # 5 -> 3 -> 2.5
+    assert stepping.rule.values.tolist() == [[[2.5, 5.0]]]  # 5 -> 3 -> 2.5
 
 
 def test_upper_bounds_by_hand():
@@ -102,18 +102,18 @@ def test_preferences_by_hand():
 def test_the_baseline_is_the_average_before_the_reward():
     workflow = agents(GradientBandit, step_size=0.1)
     workflow.update(pulls((0, 3.0)), phase=PHASE)
-    assert workflow.values.tolist() == [[[0.0, 0.0]]]  # the first reward is its own baseline
+    assert workflow.rule.values.tolist() == [[[0.0, 0.0]]]  # the first reward is its own baseline
     workflow.update(pulls((0, 5.0)), phase=PHASE)
-    assert workflow.values[0, 0] == pytest.approx([0.1, -0.1])  # .1 * (5 - 3) * .5
-    assert workflow.average_reward.tolist() == [[4.0]]
+    assert workflow.rule.values[0, 0] == pytest.approx([0.1, -0.1])  # .1 * (5 - 3) * .5
+    assert workflow.rule.average_reward.tolist() == [[4.0]]
     without = agents(GradientBandit, step_size=0.1, baseline=False)
     without.update(pulls((0, 3.0)), phase=PHASE)
-    assert without.values[0, 0] == pytest.approx([0.15, -0.15])  # .1 * 3 * .5
+    assert without.rule.values[0, 0] == pytest.approx([0.15, -0.15])  # .1 * 3 * .5
 
 
 def test_chances_are_followed():
     workflow = agents(GradientBandit, num_envs=4000, arms=3)
-    workflow.values[:] = np.log([0.2, 0.5, 0.3])
+    workflow.rule.values[:] = np.log([0.2, 0.5, 0.3])
     chosen = workflow.act(torch.zeros(4000, dtype=torch.int64), None, deterministic=False).action
     assert np.bincount(chosen) == pytest.approx([800, 2000, 1200], abs=150)
 
@@ -139,7 +139,7 @@ def test_chances_and_entropies_by_hand():
 )
 def test_agents_tell_how_random_they_are_and_how_estimates_differ(kind, options, probabilities):
     agent = agents(kind, contexts=2, **options)
-    agent.values[:, 1] = [7.0, 0.0]  # a context that is not met
+    agent.rule.values[:, 1] = [7.0, 0.0]  # a context that is not met
     told = agent.update(pulls((0, 2.0)), phase=PHASE)
     assert told["q_spread"] == pytest.approx(4.0 if kind is GradientBandit else 2.0)
     assert told["choice_entropy"] == 0  # one arm only; then both, one and three times
@@ -168,14 +168,14 @@ def test_thompson_keeps_what_its_posteriors_need():
     workflow = agents(Thompson, noise_std=None)
     workflow.update(pulls((1, 4.0), (1, 6.0), (1, 11.0)), phase=PHASE)
     # mean 7; squares 9 + 1 + 16; posterior mean 3 * 7 / 4 with a prior of 0 that counts once
-    assert workflow.averages.tolist() == [[[0.0, 7.0]]]
-    assert workflow.squares[0, 0] == pytest.approx([0.0, 26.0])
-    assert workflow.values[0, 0] == pytest.approx([0.0, 5.25])
+    assert workflow.rule.averages.tolist() == [[[0.0, 7.0]]]
+    assert workflow.rule.squares[0, 0] == pytest.approx([0.0, 26.0])
+    assert workflow.rule.values[0, 0] == pytest.approx([0.0, 5.25])
 
 
 def test_thompson_draws_from_the_posterior():
     workflow = agents(Thompson, num_envs=4000, prior_std=1.0)
-    workflow.counts[..., 1], workflow.averages[..., 1] = 3, 1.0
+    workflow.rule.counts[..., 1], workflow.rule.averages[..., 1] = 3, 1.0
     chosen = workflow.act(torch.zeros(4000, dtype=torch.int64), None, deterministic=False).action
     # N(0, 1) against N(.75, 1/4): the second is higher with chance Phi(.75 / sqrt(1.25)) = .749
     assert chosen.mean() == pytest.approx(0.749, abs=0.03)
@@ -183,9 +183,9 @@ def test_thompson_draws_from_the_posterior():
 
 def test_beta_posteriors():
     workflow = agents(Thompson, model="beta")
-    assert workflow.values.tolist() == [[[0.5, 0.5]]]
+    assert workflow.rule.values.tolist() == [[[0.5, 0.5]]]
     workflow.update(pulls((0, 1.0), (0, 0.0), (0, 1.0)), phase=PHASE)
-    assert workflow.values[0, 0] == pytest.approx([3 / 5, 0.5])  # (1 + 2) / (2 + 3)
+    assert workflow.rule.values[0, 0] == pytest.approx([3 / 5, 0.5])  # (1 + 2) / (2 + 3)
     with pytest.raises(UserError, match="rewards of 0 and 1 only"):
         workflow.update(pulls((0, 0.5)), phase=PHASE)
 
@@ -198,11 +198,11 @@ def test_ties_are_broken_at_random():
 @pytest.mark.parametrize("kind", [EpsilonGreedy, UCB, GradientBandit, Thompson])
 def test_environments_and_contexts_are_learnt_apart(kind):
     workflow = agents(kind, num_envs=2, contexts=2)
-    before = workflow.values.copy()
+    before = workflow.rule.values.copy()
     rows = [([0, 1], [1.0, 1.0]), ([1, 1], [5.0, 5.0])]
     workflow.update(pulls(*rows, context=[[1, 0], [1, 0]]), phase=PHASE)
-    assert workflow.counts.tolist() == [[[0, 0], [1, 1]], [[0, 2], [0, 0]]]
-    moved = (workflow.values != before).any(axis=-1)
+    assert workflow.rule.counts.tolist() == [[[0, 0], [1, 1]], [[0, 2], [0, 0]]]
+    moved = (workflow.rule.values != before).any(axis=-1)
     assert moved.tolist() == [[False, True], [True, False]]
     # rows beyond the second are answered by the agents in turn
     shown = torch.tensor([1, 0, 1, 0])

@@ -70,7 +70,7 @@ def part(batch, rows):
 
 
 def filled(workflow, table):
-    workflow.tables[:] = np.array(table, np.float64)
+    workflow.table.tables[:] = np.array(table, np.float64)
     return workflow
 
 
@@ -88,23 +88,23 @@ def test_q_learning_by_hand():
     # Q(0,0) = 1 + .5 (1 + .5 * 5 - 1)  = 2.25     the best of state 1 is 5
     # Q(1,0) = 3 + .5 (2 + .5 * 8 - 3)  = 4.5
     # Q(2,1) = 4 + .5 (7          - 4)  = 5.5      no future
-    assert workflow.tables[0].tolist() == [[2.25, 2], [4.5, 5], [8, 5.5], [0, 0]]
-    assert workflow.visits[0].tolist() == [[1, 0], [1, 0], [0, 1], [0, 0]]
+    assert workflow.table.tables[0].tolist() == [[2.25, 2], [4.5, 5], [8, 5.5], [0, 0]]
+    assert workflow.table.visits[0].tolist() == [[1, 0], [1, 0], [0, 1], [0, 0]]
 
 
 def test_later_transitions_see_earlier_updates():
     workflow = filled(learner(), TABLE)
     workflow.update(rollout((1, 1, 9, 3, TERMINAL), (0, 0, 1, 1, ON)), phase=PHASE)
     # Q(1,1) = 5 + .5 (9 - 5) = 7, then Q(0,0) = 1 + .5 (1 + .5 * 7 - 1) = 2.75
-    assert workflow.tables[0, 1, 1] == 7
-    assert workflow.tables[0, 0, 0] == 2.75
+    assert workflow.table.tables[0, 1, 1] == 7
+    assert workflow.table.tables[0, 0, 0] == 2.75
 
 
 @pytest.mark.parametrize(("how", "expected"), [(TERMINAL, 1.0), (CUT, 2.25)])
 def test_a_cut_episode_has_a_future_and_a_finished_one_has_not(how, expected):
     workflow = filled(learner(), TABLE)
     workflow.update(rollout((0, 0, 1, 1, how)), phase=PHASE)
-    assert workflow.tables[0, 0, 0] == expected  # 1 + .5 (1 - 1), or with .5 * 5 as above
+    assert workflow.table.tables[0, 0, 0] == expected  # 1 + .5 (1 - 1), or with .5 * 5 as above
 
 
 def test_sarsa_by_hand():
@@ -115,17 +115,17 @@ def test_sarsa_by_hand():
     # Q(0,0) = 1 + .5 (1 + .5 * 3 - 1) = 1.75     action 0 was taken in state 1, not the best
     # Q(1,0) = 3 + .5 (2 + .5 * 4 - 3) = 3.5
     # Q(2,1) = 4 + .5 (7          - 4) = 5.5
-    assert workflow.tables[0].tolist() == [[1.75, 2], [3.5, 5], [8, 5.5], [0, 0]]
+    assert workflow.table.tables[0].tolist() == [[1.75, 2], [3.5, 5], [8, 5.5], [0, 0]]
     assert not workflow.waits.any()
 
 
 def test_the_last_transition_of_a_rollout_waits_for_its_next_action():
     workflow = filled(learner(Sarsa), TABLE)
     workflow.update(rollout((0, 0, 1, 1, ON)), phase=PHASE)
-    assert workflow.tables[0].tolist() == TABLE and workflow.waits.all()
+    assert workflow.table.tables[0].tolist() == TABLE and workflow.waits.all()
     workflow.update(rollout((1, 1, 2, 2, ON), before=ON), phase=PHASE)
     # Q(0,0) = 1 + .5 (1 + .5 * 5 - 1): action 1 followed; the next one waits again
-    assert workflow.tables[0].tolist() == [[2.25, 2], [3, 5], [8, 4], [0, 0]]
+    assert workflow.table.tables[0].tolist() == [[2.25, 2], [3, 5], [8, 4], [0, 0]]
     assert workflow.waits.all()
 
 
@@ -137,13 +137,13 @@ def test_sarsa_takes_the_mean_where_there_is_no_next_action(how):
     assert workflow.waits.tolist() == [how == "lost"]  # what ended is learnt at once
     workflow.update(rollout((1, 0, 2, 2, ON)), phase=PHASE)
     # state 1: .2 * (3 + 5) / 2 + .8 * 5 = 4.8; Q(0,0) = 1 + .5 (1 + .5 * 4.8 - 1) = 2.2
-    assert workflow.tables[0, 0, 0] == pytest.approx(2.2)
+    assert workflow.table.tables[0, 0, 0] == pytest.approx(2.2)
 
 
 def test_expected_sarsa_by_hand_waits_for_nothing():
     workflow = filled(learner(Sarsa, expected=True), TABLE)
     workflow.update(rollout((0, 0, 1, 1, ON)), phase=PHASE)
-    assert workflow.tables[0, 0, 0] == pytest.approx(2.2)  # as above
+    assert workflow.table.tables[0, 0, 0] == pytest.approx(2.2)  # as above
     assert not workflow.waits.any()
     assert expected_value(np.array([3.0, 5.0]), 0.2) == pytest.approx(4.8)
 
@@ -157,7 +157,7 @@ def test_double_q_learning_by_hand():
     for seed in range(8):
         workflow = filled(learner(double=True, seed=seed), [ours, theirs])
         workflow.update(rollout((0, 0, 1, 1, ON)), phase=PHASE)
-        seen.add(tuple(workflow.tables[:, 0, 0]))
+        seen.add(tuple(workflow.table.tables[:, 0, 0]))
     assert seen == {(1.0, 0.0), (0.0, 1.75)}
 
 
@@ -170,12 +170,12 @@ def test_steps_that_fall_with_the_visits_average():
     workflow = learner(learning_rate=1.0, step_size="visits", initial_value=50.0)
     for reward in (1, 2, 6):
         workflow.update(rollout((0, 1, reward, 1, TERMINAL)), phase=PHASE)
-    assert workflow.tables[0, 0].tolist() == [50, pytest.approx(3.0)]
+    assert workflow.table.tables[0, 0].tolist() == [50, pytest.approx(3.0)]
     slower = learner(learning_rate=0.5, step_size="visits", step_power=0.5)
     for reward in (8, 8):
         slower.update(rollout((0, 1, reward, 1, TERMINAL)), phase=PHASE)
     # 0 + .5 * 8 = 4, then 4 + .5 / sqrt(2) * 4
-    assert slower.tables[0, 0, 1] == pytest.approx(4 + 2 / np.sqrt(2))
+    assert slower.table.tables[0, 0, 1] == pytest.approx(4 + 2 / np.sqrt(2))
 
 
 def test_several_environments_are_learnt_from_in_time_order():
@@ -185,7 +185,7 @@ def test_several_environments_are_learnt_from_in_time_order():
     workflow, reference = filled(learner(num_envs=2), TABLE), filled(learner(), TABLE)
     workflow.update(batch, phase=PHASE)
     reference.update(rollout(first, second, second, first), phase=PHASE)
-    assert workflow.tables.tolist() == reference.tables.tolist()
+    assert workflow.table.tables.tolist() == reference.table.tables.tolist()
 
 
 # -------------------------------------------------------------------- properties
@@ -219,7 +219,7 @@ def test_another_episode_never_changes_an_episodes_updates(kind, options):
             workflow = learner(kind, states=6, **options)
             other = wander(random, [3, 4, 5], 5)
             workflow.update(rollout(*other, *one, *other), phase=PHASE)
-            tables.append(workflow.tables)
+            tables.append(workflow.table.tables)
         assert np.array_equal(tables[0][:, :3], tables[1][:, :3])
         assert not np.array_equal(tables[0][:, 3:], tables[1][:, 3:])
 
@@ -277,8 +277,8 @@ def test_a_random_task_converges_to_its_fixed_point(kind, options, epsilon):
         if len(rows) == 4:
             workflow.update(rollout(*rows, before=ON), phase=PHASE)
             rows = []
-    assert np.abs(workflow.tables.mean(axis=0) - exact).max() < 0.1
-    assert np.array_equal(workflow.tables.mean(axis=0).argmax(1), exact.argmax(1))
+    assert np.abs(workflow.table.tables.mean(axis=0) - exact).max() < 0.1
+    assert np.array_equal(workflow.table.tables.mean(axis=0).argmax(1), exact.argmax(1))
 
 
 # ------------------------------------------------------------------------ acting
@@ -324,7 +324,7 @@ def test_several_indices_are_one_state(tmp_path):
             f"environment.wrappers={wrappers}",
             "training.total_timesteps=400",
         )
-        tables.append(final_state(outcome.run)["workflow"]["values"]["tables"])
+        tables.append(final_state(outcome.run)["workflow"]["table"]["tables"])
     assert tables[0].shape == (1, 256, 2) and tables[0].any()
     assert np.array_equal(*tables)
 

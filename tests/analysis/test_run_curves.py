@@ -7,7 +7,7 @@ import pytest
 from made_runs import made_run
 from rl_lab.analysis import curves
 from rl_lab.analysis.curves import Curve, align, metric_of, middle_and_band, read_curves
-from rl_lab.analysis.groups import differences, doubts, group_runs, load_run, select_runs
+from rl_lab.analysis.groups import differences, group_runs, group_warnings, load_run, select_runs
 from rl_lab.core.errors import UserError
 from rl_lab.records.config_file import experiment_of, read_config
 from rl_lab.records.run_directory import list_runs
@@ -122,7 +122,7 @@ def test_what_speaks_against_a_group(tmp_path):
     second = made_run(tmp_path, [1], seed=1, summary={"status": "failed", "env_steps": 40})
     assert differences([first, second]) == {"algorithm.gamma": {first.id: 0.9, second.id: 0.99}}
     (group,) = group_runs([first, second], ["algorithm"])
-    assert doubts(group) == [
+    assert group_warnings(group) == [
         "CartPole-v1 ppo: only 1 seed; 3 or more are needed to say anything",
         "CartPole-v1 ppo: seed 1 was run more than once; each run counts",
         "CartPole-v1 ppo: configs differ in more than the seed: algorithm.gamma is "
@@ -133,7 +133,7 @@ def test_what_speaks_against_a_group(tmp_path):
 
 def test_three_seeds_of_one_config_raise_no_doubt(tmp_path):
     runs = [made_run(tmp_path, [1], seed=seed) for seed in (1, 2, 3)]
-    assert doubts(group_runs(runs)[0]) == []
+    assert group_warnings(group_runs(runs)[0]) == []
 
 
 # ------------------------------------------------------------------- real runs, by reference
@@ -169,7 +169,7 @@ def test_wrong_references_are_one_clear_line(lab, tmp_path):
 def test_real_seeds_differ_in_the_seed_only(lab):
     groups = group_runs(select_runs([], lab))
     assert [(group.method, len(group.runs)) for group in groups] == [("ppo", 3), ("random", 3)]
-    assert [line for group in groups for line in doubts(group)] == []
+    assert [line for group in groups for line in group_warnings(group)] == []
 
 
 def test_a_long_curve_keeps_its_extremes_its_end_and_little_memory(tmp_path, monkeypatch):

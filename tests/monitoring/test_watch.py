@@ -3,9 +3,8 @@
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from properties import given, settings, st
 from rl_lab.core.errors import ConfigError
 from rl_lab.core.schema import MonitorConfig
 from rl_lab.display.metric_style import load_display

@@ -406,7 +406,7 @@ def test_offline_phases_are_logged_and_saved_by_their_updates(tiny):
     )
     saved = []
     run.add_callback("saved", RecordSummary(lambda: saved.append(run.counters.updates)))
-    run.go_on()
+    run.loop()
     written = read_metrics(run.folder / "metrics.jsonl")
     rows = [row["updates"] for row in written if "train/loss" in row]
     assert [each for each in rows if each < 25] == [10, 20]

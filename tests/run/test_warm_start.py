@@ -76,22 +76,40 @@ TABLES = {
 @pytest.mark.parametrize("spec", TABLES)
 def test_tables_are_taken_and_nothing_else(tiny, spec):
     first, second = (tiny(spec, f"experiment.seed={seed}").workflow for seed in (1, 2))
+    mine, theirs = (each.parts()[each.learned[0]] for each in (second, first))
     for number, name in enumerate(TABLES[spec], 1):
-        getattr(first, name)[:] = number
+        getattr(theirs, name)[:] = number
     first.epsilon = first.step = 7
     state = first.get_state()
     load_weights(second, state, ["*"])
     for number, name in enumerate(TABLES[spec], 1):
-        assert (getattr(second, name) == number).all()
-        assert not np.shares_memory(getattr(second, name), getattr(first, name))
+        assert (getattr(mine, name) == number).all()
+        assert not np.shares_memory(getattr(mine, name), getattr(theirs, name))
     assert {second.get_state()["values"].get(name) for name in ("epsilon", "step")} & {7} == set()
+
+
+@pytest.mark.parametrize("spec", TABLES)
+def test_states_of_earlier_versions_had_the_tables_beside_the_numbers(tiny, spec):
+    first, second = (tiny(spec, f"experiment.seed={seed}").workflow for seed in (1, 2))
+    part = first.learned[0]
+    for array in vars(first.parts()[part]).values():
+        if isinstance(array, np.ndarray):
+            array[:] = 3
+    state = first.get_state()
+    tables = state.pop(part)
+    older = {**state, "values": {**state["values"], **tables}}
+    second.set_state(older)
+    found = second.get_state()
+    assert sorted(found) == sorted([*state, part]) and not set(tables) & set(found["values"])
+    assert sorted(found[part]) == sorted(TABLES[spec])
+    assert all((array == 3).all() for array in found[part].values())
 
 
 def test_sarsa_begins_with_the_table_of_q_learning_without_its_visits(tiny):
     first, second = tiny(LAKE).workflow, tiny("FrozenLake-v1:sarsa").workflow
-    first.tables[:], first.visits[:] = 3.0, 9
+    first.table.tables[:], first.table.visits[:] = 3.0, 9
     load_weights(second, first.get_state(), ["!visits"])
-    assert (second.tables == 3.0).all() and (second.visits == 0).all()
+    assert (second.table.tables == 3.0).all() and (second.table.visits == 0).all()
 
 
 def test_a_run_begins_with_the_table_of_another(tmp_path):

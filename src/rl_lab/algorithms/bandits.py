@@ -1,19 +1,20 @@
 """Bandit agents (Sutton & Barto 2018, chapter 2): epsilon-greedy, UCB, gradient, Thompson.
 
-Reads top to bottom: config, rules, algorithms. Every environment is a bandit of its own with an
-agent of its own: N environments are N experiments side by side, [N, C, K] for C contexts (what a
+Reads top to bottom: config, formulas, rules, the algorithm. Every environment is a bandit with an
+agent for itself: N environments are N experiments side by side, [N, C, K] for C contexts (what a
 Discrete observation shows) and K arms. An agent learns from every pull and ignores what comes next.
 Where fewer or more environments are shown, as in an evaluation, row i is answered by agent i mod N;
 that means something only if all of them are the same bandit.
 """
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from rl_lab.algorithms.base import Algorithm, Optimized, Roles
+from rl_lab.algorithms.base import VALUES, Algorithm, Optimized, Roles, Version
 from rl_lab.core.batch import ACTION, OBS, REWARD, Action, Array, Batch, CollectResult, Metrics, Obs
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
@@ -82,7 +83,7 @@ class ThompsonConfig(BanditConfig):
     )
 
 
-# ------------------------------------------------------------------------ rules
+# --------------------------------------------------------------------- formulas
 
 
 def any_best(scores: Array, random: np.random.Generator) -> Array:
@@ -99,13 +100,13 @@ def upper_bound(values: Array, counts: Array, c: float) -> Array:
 
 
 def softmax(preferences: Array) -> Array:
-    """Chances of the arms, each row of [N, K] by itself (eq. 2.11)."""
+    """Probabilities of the arms, each row of [N, K] by itself (eq. 2.11)."""
     weights = np.exp(preferences - preferences.max(axis=1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def greedy_probabilities(values: Array, epsilon: float) -> Array:
-    """Chances of the arms when epsilon-greedy, each row of [N, K] by itself; the best share."""
+    """Probabilities of epsilon-greedy, each row of [N, K] by itself; equally good arms share."""
     best = values == values.max(axis=1, keepdims=True)
     share = best / best.sum(axis=1, keepdims=True)
     return np.asarray(epsilon / values.shape[1] + (1.0 - epsilon) * share)
@@ -155,20 +156,181 @@ def posterior_unknown_noise(
     return center, weight, 1.0 + count / 2, 1.0 + (squares + distance) / 2
 
 
+# ------------------------------------------------------------------------ rules
+
+
+class Estimates(ABC):
+    """What N agents know of their arms, and how they choose and learn: the base of the rules.
+
+    Attributes:
+        values: What a deterministic agent maximizes [N, C, K].
+        counts: How often each arm was pulled [N, C, K].
+    """
+
+    def __init__(self, config: BanditConfig, shape: tuple[int, int, int]) -> None:
+        self.values = np.zeros(shape, np.float64)
+        self.counts = np.zeros(shape, np.int64)
+
+    @abstractmethod
+    def choose(self, cell: Cell, now: Any, random: np.random.Generator) -> Array:
+        """An arm for each row; `cell` picks agents and contexts: `self.values[cell]` is [N, K]."""
+
+    @abstractmethod
+    def learn(self, cell: Cell, arm: Array, reward: Array, now: Any) -> None:
+        """One pull of every agent, already counted."""
+
+    def probabilities(self, values: Array, now: Any) -> Array | None:
+        """Of the arms, by rows of `values` [N, K]; None where they are not known in closed form."""
+        return None
+
+    def average(self, cell: Cell, arm: Array, reward: Array, step_size: float | None) -> None:
+        """Move the estimates of the arms towards their rewards: averages, or by constant steps."""
+        place = (*cell, arm)
+        step = 1.0 / self.counts[place] if step_size is None else step_size
+        self.values[place] += step * (reward - self.values[place])
+
+    def state_dict(self) -> dict[str, Array]:
+        """The arrays, by name."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Array], /) -> None:
+        """Copies of the arrays of a state."""
+        if set(state) != set(vars(self)):
+            raise UserError(f"the saved state is of another agent: it has {sorted(state)}")
+        vars(self).update({name: value.copy() for name, value in state.items()})
+
+
+class EpsilonGreedyRule(Estimates):
+    """The best arm so far, sometimes a random one (section 2.2)."""
+
+    def __init__(self, config: EpsilonGreedyConfig, shape: tuple[int, int, int]) -> None:
+        super().__init__(config, shape)
+        self.values[:] = config.initial_value
+
+    def choose(self, cell: Cell, now: EpsilonGreedyConfig, random: np.random.Generator) -> Array:
+        """The best estimate, or any arm."""
+        best = any_best(self.values[cell], random)
+        other = random.integers(self.values.shape[-1], size=len(best))
+        return np.where(random.random(len(best)) < now.epsilon, other, best)
+
+    def probabilities(self, values: Array, now: EpsilonGreedyConfig) -> Array:
+        """Of the arms, by rows of `values` [N, K]."""
+        return greedy_probabilities(values, now.epsilon)
+
+    def learn(self, cell: Cell, arm: Array, reward: Array, now: EpsilonGreedyConfig) -> None:
+        """Section 2.4 (averages) or 2.5 (constant steps)."""
+        self.average(cell, arm, reward, now.step_size)
+
+
+class UCBRule(Estimates):
+    """The arm with the highest upper confidence bound (section 2.7)."""
+
+    def choose(self, cell: Cell, now: UCBConfig, random: np.random.Generator) -> Array:
+        """The highest upper confidence bound."""
+        return any_best(upper_bound(self.values[cell], self.counts[cell], now.c), random)
+
+    def learn(self, cell: Cell, arm: Array, reward: Array, now: UCBConfig) -> None:
+        """As the epsilon-greedy agent."""
+        self.average(cell, arm, reward, now.step_size)
+
+
+class GradientRule(Estimates):
+    """A softmax over learned preferences, which `values` are (section 2.8)."""
+
+    def __init__(self, config: GradientBanditConfig, shape: tuple[int, int, int]) -> None:
+        super().__init__(config, shape)
+        self.average_reward = np.zeros(shape[:2])  # in every context [N, C]
+
+    def choose(self, cell: Cell, now: GradientBanditConfig, random: np.random.Generator) -> Array:
+        """A sample from the softmax of the preferences."""
+        reached = softmax(self.values[cell]).cumsum(axis=1)
+        # A sum that is rounded to less than 1 must not leave room for an arm that does not exist.
+        drawn = random.random((len(reached), 1)) * reached[:, -1:]
+        return np.asarray((reached <= drawn).sum(axis=1))
+
+    def probabilities(self, values: Array, now: GradientBanditConfig) -> Array:
+        """Of the arms, by rows of `values` [N, K]."""
+        return softmax(values)
+
+    def learn(self, cell: Cell, arm: Array, reward: Array, now: GradientBanditConfig) -> None:
+        """The baseline is the average before this reward; for the first one it is that reward."""
+        pulls = self.counts[cell].sum(axis=1)
+        before = np.where(pulls == 1, reward, self.average_reward[cell])
+        advantage = reward - before if now.baseline else reward
+        self.values[cell] = preference_step(self.values[cell], arm, advantage, now.step_size)
+        self.average_reward[cell] += (reward - self.average_reward[cell]) / pulls
+
+
+class ThompsonRule(Estimates):
+    """The best arm of a bandit drawn from the posterior; `values` are posterior means."""
+
+    def __init__(self, config: ThompsonConfig, shape: tuple[int, int, int]) -> None:
+        super().__init__(config, shape)
+        self.averages = np.zeros_like(self.values)
+        self.squares = np.zeros_like(self.values)  # sums of squared distances from the averages
+        self.values[:] = self.expected(tuple(np.indices(shape)), at(config, 0))
+
+    def expected(self, place: Cell, now: ThompsonConfig) -> Array:
+        """What arms pay by the posterior mean."""
+        count, mean = self.counts[place], self.averages[place]
+        if now.model == "beta":
+            return np.asarray((1.0 + count * mean) / (2.0 + count))
+        if now.noise_std is None:
+            return posterior_unknown_noise(mean, count, self.squares[place], now)[0]
+        return posterior(mean, count, now)[0]
+
+    def choose(self, cell: Cell, now: ThompsonConfig, random: np.random.Generator) -> Array:
+        """The best arm of one bandit drawn from the posterior."""
+        count, mean = self.counts[cell], self.averages[cell]
+        if now.model == "beta":
+            return any_best(random.beta(1 + count * mean, 1 + count * (1 - mean)), random)
+        noise = random.standard_normal(mean.shape)
+        if now.noise_std is not None:
+            center, deviation = posterior(mean, count, now)
+            return any_best(center + deviation * noise, random)
+        known = posterior_unknown_noise(mean, count, self.squares[cell], now)
+        center, weight, shape, scale = known
+        variance = scale / random.standard_gamma(shape)
+        return any_best(center + np.sqrt(variance / weight) * noise, random)
+
+    def learn(self, cell: Cell, arm: Array, reward: Array, now: ThompsonConfig) -> None:
+        """Count, average and squared distances are all that the posteriors need."""
+        if now.model == "beta" and not np.isin(reward, (0.0, 1.0)).all():
+            raise UserError(
+                "algorithm.model=beta learns from rewards of 0 and 1 only: use gaussian, "
+                "or environment.kwargs.rewards=bernoulli"
+            )
+        place = (*cell, arm)
+        distance = reward - self.averages[place]
+        self.averages[place] += distance / self.counts[place]
+        self.squares[place] += distance * (reward - self.averages[place])
+        self.values[place] = self.expected(place, now)
+
+
+RULES: Mapping[type, type[Estimates]] = {
+    EpsilonGreedyConfig: EpsilonGreedyRule,
+    UCBConfig: UCBRule,
+    GradientBanditConfig: GradientRule,
+    ThompsonConfig: ThompsonRule,
+}
+
 # -------------------------------------------------------------------- algorithms
 
 
 class BanditAgent(Algorithm):
-    """An agent for each environment. `values` is what a deterministic agent maximizes."""
+    """An agent for each environment, whose config names the rule by which it chooses and learns."""
 
     actions: ClassVar[str] = "discrete"
     roles: ClassVar[Roles] = {}
     optimized: ClassVar[Optimized] = ()
     uses_network: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
-    learned: ClassVar[tuple[str, ...]] = ("values", "counts")
-    config: Any
-    first_value: float = 0.0
+    learned: ClassVar[tuple[str, ...]] = ("rule",)
+    old_names: ClassVar[Mapping[str, str]] = {
+        f"rule.{name}": f"{VALUES}.{name}"
+        for name in ("values", "counts", "average_reward", "averages", "squares")
+    }
+    config: BanditConfig
 
     def initialize(self, context: AlgorithmContext) -> None:
         """Make the tables [N, C, K]."""
@@ -183,13 +345,13 @@ class BanditAgent(Algorithm):
         shape = (context.train_environment.num_envs, shown.n, arms.n)
         if shape[0] * shape[1] * shape[2] > MOST_CELLS:
             raise UserError(f"{shape[0]} agents for {shape[1]} contexts need too large a table")
-        self.values = np.full(shape, self.first_value, np.float64)
-        self.counts = np.zeros(shape, np.int64)
+        rule = next(rule for config, rule in RULES.items() if isinstance(self.config, config))
+        self.rule = rule(self.config, shape)
         self.step = 0  # of the run, when the agents last acted
         self.action_rng = context.rng.numpy("actions")
 
     @property
-    def now(self) -> Any:
+    def now(self) -> BanditConfig:
         """The hyperparameters of this step of the run."""
         return at(self.config, self.step)
 
@@ -201,181 +363,58 @@ class BanditAgent(Algorithm):
     def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
         """Explore; deterministic: the first of the best arms by what is known."""
         context: Array = obs.cpu().numpy()
-        cell = (np.arange(len(context)) % len(self.values), context)
+        values = self.rule.values
+        cell = (np.arange(len(context)) % len(values), context)
         if deterministic:
-            return Action(self.values[cell].argmax(axis=1))
-        return Action(self.choose(cell))
-
-    @abstractmethod
-    def choose(self, cell: Cell) -> Array:
-        """An arm for each row; `cell` picks agents and contexts: `self.values[cell]` is [N, K]."""
-
-    @abstractmethod
-    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
-        """One pull of every agent, already counted."""
-
-    def probabilities(self, values: Array) -> Array | None:
-        """Of the arms, by rows of `values` [N, K]; None where they are not known in closed form."""
-        return None
+            return Action(values[cell].argmax(axis=1))
+        return Action(self.rule.choose(cell, self.now, self.action_rng))
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """The pulls [T, N], in time order."""
-        agents = np.arange(len(self.values))
+        counts, now = self.rule.counts, self.now
+        agents = np.arange(len(counts))
         context, arm, reward = (batch[name].cpu().numpy() for name in (OBS, ACTION, REWARD))
         for row in range(len(reward)):
             cell = (agents, context[row])
-            self.counts[(*cell, arm[row])] += 1
-            self.learn(cell, arm[row], reward[row].astype(np.float64))
+            counts[(*cell, arm[row])] += 1
+            self.rule.learn(cell, arm[row], reward[row].astype(np.float64), now)
         return {
             "reward": float(reward.mean()),
-            "untried_share": float((self.counts == 0).mean()),
-            **self.described((agents, context)),
+            "untried_share": float((counts == 0).mean()),
+            **self.described((agents, context), now),
         }
 
-    def described(self, cell: Cell) -> Metrics:
+    def described(self, cell: Cell, now: BanditConfig) -> Metrics:
         """Where `cell` was met: how arms differ, how evenly they were pulled, and the policy."""
-        arms = self.values.shape[-1]
-        values, counts = self.values[cell].reshape(-1, arms), self.counts[cell].reshape(-1, arms)
-        pulled = counts / counts.sum(axis=1, keepdims=True)
+        arms = self.rule.values.shape[-1]
+        values = self.rule.values[cell].reshape(-1, arms)
+        counts = self.rule.counts[cell].reshape(-1, arms)
         found = {
             "q_spread": float(np.ptp(values, axis=1).mean()),
-            "choice_entropy": float(entropy(pulled).mean()),
+            "choice_entropy": float(entropy(counts / counts.sum(axis=1, keepdims=True)).mean()),
         }
-        probabilities = self.probabilities(values)
-        return (
-            found
-            if probabilities is None
-            else {**found, "entropy": float(entropy(probabilities).mean())}
-        )
-
-    def average(self, cell: Cell, arm: Array, reward: Array, step_size: float | None) -> None:
-        """Move the estimates of the arms towards their rewards: averages, or by constant steps."""
-        place = (*cell, arm)
-        step = 1.0 / self.counts[place] if step_size is None else step_size
-        self.values[place] += step * (reward - self.values[place])
+        probabilities = self.rule.probabilities(values, now)
+        if probabilities is None:
+            return found
+        return {**found, "entropy": float(entropy(probabilities).mean())}
 
 
-class EpsilonGreedy(BanditAgent):
-    """Epsilon-greedy bandit: the best arm so far, sometimes a random one (section 2.2)."""
-
-    Config: ClassVar[type | None] = EpsilonGreedyConfig
-    config: EpsilonGreedyConfig
-
-    def initialize(self, context: AlgorithmContext) -> None:
-        """The first estimate may be an option."""
-        self.first_value = self.config.initial_value
-        super().initialize(context)
-
-    def choose(self, cell: Cell) -> Array:
-        """The best estimate, or any arm."""
-        best = any_best(self.values[cell], self.action_rng)
-        other = self.action_rng.integers(self.values.shape[-1], size=len(best))
-        return np.where(self.action_rng.random(len(best)) < self.now.epsilon, other, best)
-
-    def probabilities(self, values: Array) -> Array | None:
-        """Of the arms, by rows of `values` [N, K]."""
-        return greedy_probabilities(values, self.now.epsilon)
-
-    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
-        """Section 2.4 (averages) or 2.5 (constant steps)."""
-        self.average(cell, arm, reward, self.now.step_size)
+def _agent(doc: str, config: type) -> Version:
+    return Version(BanditAgent, doc, config=config, phases=[], defaults={})
 
 
-class UCB(BanditAgent):
-    """UCB bandit: the arm with the highest upper confidence bound (section 2.7)."""
-
-    Config: ClassVar[type | None] = UCBConfig
-    config: UCBConfig
-
-    def choose(self, cell: Cell) -> Array:
-        """The highest upper confidence bound."""
-        bound = upper_bound(self.values[cell], self.counts[cell], self.now.c)
-        return any_best(bound, self.action_rng)
-
-    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
-        """As the epsilon-greedy agent."""
-        self.average(cell, arm, reward, self.now.step_size)
-
-
-class GradientBandit(BanditAgent):
-    """Gradient bandit: softmax over learned preferences, which `values` are (section 2.8)."""
-
-    Config: ClassVar[type | None] = GradientBanditConfig
-    learned: ClassVar[tuple[str, ...]] = ("values", "counts", "average_reward")
-    config: GradientBanditConfig
-
-    def initialize(self, context: AlgorithmContext) -> None:
-        """Preferences, and the average reward in every context [N, C]."""
-        super().initialize(context)
-        self.average_reward = np.zeros(self.values.shape[:2])
-
-    def choose(self, cell: Cell) -> Array:
-        """By chance, as the preferences say."""
-        reached = softmax(self.values[cell]).cumsum(axis=1)
-        # A sum that is rounded to less than 1 must not leave room for an arm that does not exist.
-        drawn = self.action_rng.random((len(reached), 1)) * reached[:, -1:]
-        return np.asarray((reached <= drawn).sum(axis=1))
-
-    def probabilities(self, values: Array) -> Array | None:
-        """Of the arms, by rows of `values` [N, K]."""
-        return softmax(values)
-
-    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
-        """The baseline is the average before this reward; for the first one it is that reward."""
-        pulls = self.counts[cell].sum(axis=1)
-        before = np.where(pulls == 1, reward, self.average_reward[cell])
-        advantage = reward - before if self.now.baseline else reward
-        self.values[cell] = preference_step(self.values[cell], arm, advantage, self.now.step_size)
-        self.average_reward[cell] += (reward - self.average_reward[cell]) / pulls
-
-
-class Thompson(BanditAgent):
-    """Thompson sampling bandit: posterior sampling (Russo et al. 2018, arXiv:1707.02038)."""
-
-    Config: ClassVar[type | None] = ThompsonConfig
-    learned: ClassVar[tuple[str, ...]] = ("values", "counts", "averages", "squares")
-    config: ThompsonConfig
-
-    def initialize(self, context: AlgorithmContext) -> None:
-        """Averages, and the sums of squared distances from them [N, C, K]."""
-        super().initialize(context)
-        self.averages = np.zeros_like(self.values)
-        self.squares = np.zeros_like(self.values)
-        everything = tuple(np.indices(self.values.shape))
-        self.values[:] = self.expected(everything)
-
-    def expected(self, place: Cell) -> Array:
-        """What arms pay by the posterior mean."""
-        count, mean = self.counts[place], self.averages[place]
-        if self.now.model == "beta":
-            return np.asarray((1.0 + count * mean) / (2.0 + count))
-        if self.now.noise_std is None:
-            return posterior_unknown_noise(mean, count, self.squares[place], self.now)[0]
-        return posterior(mean, count, self.now)[0]
-
-    def choose(self, cell: Cell) -> Array:
-        """The best arm of one bandit drawn from the posterior."""
-        count, mean, random = self.counts[cell], self.averages[cell], self.action_rng
-        if self.now.model == "beta":
-            return any_best(random.beta(1 + count * mean, 1 + count * (1 - mean)), random)
-        noise = random.standard_normal(mean.shape)
-        if self.now.noise_std is not None:
-            center, deviation = posterior(mean, count, self.now)
-            return any_best(center + deviation * noise, random)
-        known = posterior_unknown_noise(mean, count, self.squares[cell], self.now)
-        center, weight, shape, scale = known
-        variance = scale / random.standard_gamma(shape)
-        return any_best(center + np.sqrt(variance / weight) * noise, random)
-
-    def learn(self, cell: Cell, arm: Array, reward: Array) -> None:
-        """Count, average and squared distances are all that the posteriors need."""
-        if self.now.model == "beta" and not np.isin(reward, (0.0, 1.0)).all():
-            raise UserError(
-                "algorithm.model=beta learns from rewards of 0 and 1 only: use gaussian, "
-                "or environment.kwargs.rewards=bernoulli"
-            )
-        place = (*cell, arm)
-        distance = reward - self.averages[place]
-        self.averages[place] += distance / self.counts[place]
-        self.squares[place] += distance * (reward - self.averages[place])
-        self.values[place] = self.expected(place)
+EpsilonGreedy = _agent(
+    "Epsilon-greedy bandit: the best arm so far, sometimes a random one (section 2.2).",
+    EpsilonGreedyConfig,
+)
+UCB = _agent(
+    "UCB bandit: the arm with the highest upper confidence bound (section 2.7).", UCBConfig
+)
+GradientBandit = _agent(
+    "Gradient bandit: softmax over learned preferences, which `values` are (section 2.8).",
+    GradientBanditConfig,
+)
+Thompson = _agent(
+    "Thompson sampling bandit: posterior sampling (Russo et al. 2018, arXiv:1707.02038).",
+    ThompsonConfig,
+)

@@ -44,7 +44,7 @@ class Algorithm(ABC):
     defaults: ClassVar[Mapping[str, Any]] = {}  # of other blocks: used unless the user sets it
     learns_from: ClassVar[LearnsFrom] = "rollouts"  # the kind of buffer that updates need
     actions: ClassVar[str] = "both"  # that it can take: discrete, continuous or both
-    learned: ClassVar[tuple[str, ...]] = ()  # arrays that a warm start takes, as it does networks
+    learned: ClassVar[tuple[str, ...]] = ()  # arrays and parts that a warm start takes, too
     # Today's names of saved state -> those of older checkpoints, both as dotted paths.
     old_names: ClassVar[Mapping[str, str]] = {}
     unit_actions: ClassVar[bool] = False  # Box actions are in [-1, 1]; environments stretch them

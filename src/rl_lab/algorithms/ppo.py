@@ -135,7 +135,7 @@ class PPOConfig(AlgorithmConfig):
             yield replace(self, minibatches=count, batch_size=None)
 
     def choices(self, run: RunConfig) -> dict[str, Any]:
-        """What is chosen where nothing is said, if it is not what a default says."""
+        """Options that the algorithm chooses where the user sets none."""
         length = self.sequence_steps(run.network.memory.type != "none", run.environment.num_envs)
         said = length in (1, self.rollout_steps, self.sequence_length)
         return {} if said else {"sequence_length": length}

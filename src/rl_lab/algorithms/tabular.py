@@ -1,7 +1,7 @@
 """Tabular Q-learning and SARSA (Sutton & Barto 2018, chapter 6): one number per state and action.
 
-Reads top to bottom: config, targets, algorithms. Double Q-learning (van Hasselt 2010) keeps two
-tables; Expected SARSA (section 6.6) averages over the next action instead of waiting for it.
+Reads top to bottom: config, targets, table, algorithms. Double Q-learning (van Hasselt 2010) keeps
+two tables; Expected SARSA (section 6.6) averages over the next action instead of waiting for it.
 Departures: the transitions of several environments go into the same table, one after the other in
 time order; an episode that was cut short is bootstrapped from where it stopped, by Q-learning as
 ever, by SARSA with the mean over the action that it would have taken next.
@@ -9,13 +9,13 @@ ever, by SARSA with the mean over the action that it would have taken next.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.base import Algorithm, Optimized, Roles
+from rl_lab.algorithms.base import VALUES, Algorithm, Optimized, Roles
 from rl_lab.core.batch import (
     ACTION,
     NEXT_OBS,
@@ -36,7 +36,7 @@ from rl_lab.core.options import option
 from rl_lab.core.protocols import AlgorithmContext, Phase
 from rl_lab.core.schedule import at
 from rl_lab.core.schema import AlgorithmConfig, RunConfig
-from rl_lab.core.spec import Discrete, MultiDiscrete, Observation, Space
+from rl_lab.core.spec import Discrete, EnvSpec, MultiDiscrete, Observation, Space
 
 MOST_CELLS = 100_000_000  # of a table: 800 MB, and as much for the visits
 
@@ -142,62 +142,58 @@ def _product(sizes: tuple[int, ...]) -> int:
     return total
 
 
-# -------------------------------------------------------------------- algorithms
+# ------------------------------------------------------------------------ table
 
 
-class Tabular(Algorithm):
-    """A table of action values, acted on epsilon-greedily."""
+class ActionTable:
+    """Action values by state, acted on epsilon-greedily: what both algorithms hold.
 
-    actions: ClassVar[str] = "discrete"
-    roles: ClassVar[Roles] = {}
-    optimized: ClassVar[Optimized] = ()
-    uses_network: ClassVar[bool] = False
-    compiles: ClassVar[bool] = False
-    learned: ClassVar[tuple[str, ...]] = ("tables", "visits")
-    config: TabularConfig
+    Attributes:
+        tables: Values [K, S, A] of K tables, S states and A actions.
+        visits: How often each was moved [K, S, A].
+    """
 
-    def initialize(self, context: AlgorithmContext) -> None:
-        """Make the tables [K, S, A]: one, or two for a method that wants two."""
-        super().initialize(context)
-        self.collect_steps = self.config.rollout_steps
-        states = state_count(context.spec.observation, context.spec.action)
-        actions: Any = context.spec.action
-        now = at(self.config, 0)
-        shape = (self.table_count, states, actions.n)
-        self.tables = np.full(shape, now.initial_value, np.float64)
+    def __init__(self, config: TabularConfig, spec: EnvSpec, count: int = 1) -> None:
+        self.space = spec.observation
+        states = state_count(spec.observation, spec.action)
+        assert isinstance(spec.action, Discrete)
+        shape = (count, states, spec.action.n)
+        self.tables = np.full(shape, config.initial_value, np.float64)
         self.visits = np.zeros(shape, np.int64)
-        self.epsilon = now.epsilon
-        self.action_rng = context.rng.numpy("actions")
 
-    @property
-    def table_count(self) -> int:
-        """How many tables the method keeps."""
-        return 1
+    def state_dict(self) -> dict[str, Array]:
+        """Values and visits."""
+        return {"tables": self.tables, "visits": self.visits}
 
-    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
-        """Interact with the epsilon of this step."""
-        self.epsilon = at(self.config, step).epsilon
-        return super().collect_step(step, phase=phase)
-
-    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
-        """Epsilon-greedy; deterministic: the first of the best."""
-        values = self.tables[:, self.states(obs)].mean(axis=0)
-        if deterministic:
-            return Action(values.argmax(axis=1))
-        return Action(epsilon_greedy(values, self.epsilon, self.action_rng))
-
-    def describe(self, obs: Obs, state: object) -> Mapping[str, Tensor]:
-        """The value of each action, and of the best one."""
-        values = torch.from_numpy(self.tables[:, self.states(obs)].mean(axis=0))
-        return {"q_values": values, "value": values.amax(-1)}
+    def load_state_dict(self, state: Mapping[str, Array], /) -> None:
+        """Copies of the arrays of a state."""
+        self.tables, self.visits = state["tables"].copy(), state["visits"].copy()
 
     def states(self, obs: Obs) -> Array:
         """Rows of the table for observations [..., N]; of several indices the last counts fast."""
         indices: Array = obs.cpu().numpy()
-        space = self.context.spec.observation
-        if isinstance(space, MultiDiscrete):
-            return np.asarray(np.ravel_multi_index(tuple(np.moveaxis(indices, -1, 0)), space.nvec))
+        if isinstance(self.space, MultiDiscrete):
+            by_index = tuple(np.moveaxis(indices, -1, 0))
+            return np.asarray(np.ravel_multi_index(by_index, self.space.nvec))
         return indices
+
+    def values(self, obs: Obs) -> Array:
+        """Action values [N, A], means over the tables."""
+        return np.asarray(self.tables[:, self.states(obs)].mean(axis=0))
+
+    def act(
+        self, obs: Obs, epsilon: float, random: np.random.Generator, *, deterministic: bool
+    ) -> Action:
+        """Epsilon-greedy; deterministic: the first of the best."""
+        values = self.values(obs)
+        if deterministic:
+            return Action(values.argmax(axis=1))
+        return Action(epsilon_greedy(values, epsilon, random))
+
+    def describe(self, obs: Obs) -> Mapping[str, Tensor]:
+        """The value of each action, and of the best one."""
+        values = torch.from_numpy(self.values(obs))
+        return {"q_values": values, "value": values.amax(-1)}
 
     def rows(self, batch: Batch) -> dict[str, Array]:
         """A rollout [T, N] in numpy, with states instead of observations."""
@@ -208,7 +204,7 @@ class Tabular(Algorithm):
     def learn(
         self, now: TabularConfig, state: int, action: int, target: float, which: int = 0
     ) -> float:
-        """Move one cell towards its target; how far it was away."""
+        """Move one cell towards its target; returns the TD error before that."""
         cell = (which, state, action)
         self.visits[cell] += 1
         rate = now.learning_rate
@@ -219,7 +215,7 @@ class Tabular(Algorithm):
         return error
 
     def metrics(self, now: TabularConfig, errors: list[float], states: Array) -> Metrics:
-        """What a rollout taught, and the policy in the states that it saw."""
+        """TD errors of a rollout, and the policy in the states that were visited."""
         size = float(np.mean(np.abs(errors))) if errors else 0.0
         values = self.tables[:, np.unique(states)].mean(axis=0)
         return {
@@ -233,54 +229,89 @@ class Tabular(Algorithm):
         }
 
 
-class QLearning(Tabular):
+OLD_NAMES = {f"table.{name}": f"{VALUES}.{name}" for name in ("tables", "visits")}
+
+# -------------------------------------------------------------------- algorithms
+
+
+class QLearning(Algorithm):
     """Tabular Q-learning: off-policy TD control; learns the values of the greedy policy."""
 
     Config: ClassVar[type | None] = QLearningConfig
+    actions: ClassVar[str] = "discrete"
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ("table",)
+    old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: QLearningConfig
 
     def initialize(self, context: AlgorithmContext) -> None:
-        """The tables, and coins for double Q-learning."""
+        """Make the table, or two of them for double Q-learning."""
         super().initialize(context)
+        self.collect_steps = self.config.rollout_steps
+        self.table = ActionTable(self.config, context.spec, 1 + self.config.double)
+        self.epsilon = at(self.config, 0).epsilon
+        self.action_rng = context.rng.numpy("actions")
         self.coin_rng = context.rng.numpy("tables")
 
-    @property
-    def table_count(self) -> int:
-        """Two for double Q-learning."""
-        return 1 + self.config.double
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Interact with the epsilon of this step."""
+        self.epsilon = at(self.config, step).epsilon
+        return super().collect_step(step, phase=phase)
+
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
+        """Epsilon-greedy; deterministic: the first of the best."""
+        return self.table.act(obs, self.epsilon, self.action_rng, deterministic=deterministic)
+
+    def describe(self, obs: Obs, state: object) -> Mapping[str, Tensor]:
+        """The value of each action, and of the best one."""
+        return self.table.describe(obs)
 
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Every transition of a rollout [T, N], in time order."""
-        now, rows, errors = at(self.config, phase["step"]), self.rows(batch), []
-        shape = rows[REWARD].shape
+        now, rows, errors = at(self.config, phase["step"]), self.table.rows(batch), []
+        tables, shape = self.table.tables, rows[REWARD].shape
         coins = self.coin_rng.integers(2, size=shape) if now.double else np.zeros(shape, np.int64)
         for place in np.ndindex(shape):
             which, next_state = int(coins[place]), int(rows[NEXT_OBS][place])
             target = float(rows[REWARD][place])
             if not rows[TERMINATED][place]:
                 future = (
-                    double_value(self.tables, which, next_state)
+                    double_value(tables, which, next_state)
                     if now.double
-                    else float(self.tables[0, next_state].max())
+                    else float(tables[0, next_state].max())
                 )
                 target += now.gamma * future
             state, action = int(rows[OBS][place]), int(rows[ACTION][place])
-            errors.append(self.learn(now, state, action, target, which))
-        return self.metrics(now, errors, rows[OBS])
+            errors.append(self.table.learn(now, state, action, target, which))
+        return self.table.metrics(now, errors, rows[OBS])
 
 
-class Sarsa(Tabular):
+class Sarsa(Algorithm):
     """Tabular SARSA: on-policy TD control; learns the values of the policy that acts.
 
     A transition waits until the action after it is known, also beyond the end of a rollout.
     """
 
     Config: ClassVar[type | None] = SarsaConfig
+    actions: ClassVar[str] = "discrete"
+    roles: ClassVar[Roles] = {}
+    optimized: ClassVar[Optimized] = ()
+    uses_network: ClassVar[bool] = False
+    compiles: ClassVar[bool] = False
+    learned: ClassVar[tuple[str, ...]] = ("table",)
+    old_names: ClassVar[Mapping[str, str]] = OLD_NAMES
     config: SarsaConfig
 
     def initialize(self, context: AlgorithmContext) -> None:
-        """The table, and room for one transition of each environment that waits."""
+        """Make the table, and room for one transition of each environment that waits."""
         super().initialize(context)
+        self.collect_steps = self.config.rollout_steps
+        self.table = ActionTable(self.config, context.spec)
+        self.epsilon = at(self.config, 0).epsilon
+        self.action_rng = context.rng.numpy("actions")
         count = context.train_environment.num_envs
         self.waits = np.zeros(count, np.bool_)
         self.waiting_from = np.zeros(count, np.int64)  # its state
@@ -288,31 +319,45 @@ class Sarsa(Tabular):
         self.waiting_reward = np.zeros(count, np.float64)
         self.waiting_at = np.zeros(count, np.int64)  # its next state
 
+    def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
+        """Interact with the epsilon of this step."""
+        self.epsilon = at(self.config, step).epsilon
+        return super().collect_step(step, phase=phase)
+
+    def act(self, obs: Obs, state: object, *, deterministic: bool) -> Action:
+        """Epsilon-greedy; deterministic: the first of the best."""
+        return self.table.act(obs, self.epsilon, self.action_rng, deterministic=deterministic)
+
+    def describe(self, obs: Obs, state: object) -> Mapping[str, Tensor]:
+        """The value of each action, and of the best one."""
+        return self.table.describe(obs)
+
     def update(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Every transition whose next action is known, in time order."""
-        now, rows, errors = at(self.config, phase["step"]), self.rows(batch), []
+        now, rows, errors = at(self.config, phase["step"]), self.table.rows(batch), []
         for place in np.ndindex(rows[REWARD].shape):
             env = place[1]
             state, action = int(rows[OBS][place]), int(rows[ACTION][place])
             reward, next_state = float(rows[REWARD][place]), int(rows[NEXT_OBS][place])
             if self.waits[env]:
                 # Whoever resumes where an environment could not be saved meets another episode.
-                goes_on = not rows[RESET][place] and state == self.waiting_at[env]
-                errors.append(self._settle(now, env, action if goes_on else None))
+                continues = not rows[RESET][place] and state == self.waiting_at[env]
+                errors.append(self._learn_waiting(now, env, action if continues else None))
             if rows[TERMINATED][place]:
-                errors.append(self.learn(now, state, action, reward))
+                errors.append(self.table.learn(now, state, action, reward))
                 continue
             self.waits[env] = True
             self.waiting_from[env], self.waiting_action[env] = state, action
             self.waiting_reward[env], self.waiting_at[env] = reward, next_state
             if rows[TRUNCATED][place] or now.expected:
-                errors.append(self._settle(now, env, None))
-        return self.metrics(now, errors, rows[OBS])
+                errors.append(self._learn_waiting(now, env, None))
+        return self.table.metrics(now, errors, rows[OBS])
 
-    def _settle(self, now: SarsaConfig, env: int, next_action: int | None) -> float:
-        """Learn from what waits; None: nobody knows the next action, so its mean counts."""
-        values = self.tables[0, self.waiting_at[env]]
+    def _learn_waiting(self, now: SarsaConfig, env: int, next_action: int | None) -> float:
+        """Learn from the waiting transition; without a next action, from the mean over it."""
+        values = self.table.tables[0, self.waiting_at[env]]
         future = expected_value(values, now.epsilon) if next_action is None else values[next_action]
         target = float(self.waiting_reward[env] + now.gamma * future)
         self.waits[env] = False
-        return self.learn(now, int(self.waiting_from[env]), int(self.waiting_action[env]), target)
+        state, action = int(self.waiting_from[env]), int(self.waiting_action[env])
+        return self.table.learn(now, state, action, target)

@@ -62,7 +62,7 @@ def execute(row: Mapping[str, Any], root: Path) -> int:
             raise UserError(f"run {run.id} has got a tag")
         run.clean()
         before = size_of(run.path)
-        # Said first: a run that lost a part of its checkpoints must not be taken for a whole one.
+        # First: a run that lost a part of its checkpoints must not be taken for a whole one.
         summary = run.read_summary()
         already = (summary.get("cleaned") or {}).get("freed", 0)
         cleaned = {"time": time.strftime(STAMP, time.gmtime()), "freed": already + before}
@@ -121,7 +121,7 @@ def _reason(row: Mapping[str, Any], best: set[str], since: datetime) -> str | No
 
 
 def _active(row: Mapping[str, Any]) -> datetime | None:
-    """When the run last did something; None if nobody can tell, and then it counts as recent."""
+    """When the run last did something; None if that is not known, and then it counts as recent."""
     try:
         return datetime.strptime(row["updated"] or row["created"], STAMP).replace(tzinfo=UTC)
     except (TypeError, ValueError):

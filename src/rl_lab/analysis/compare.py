@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rl_lab.analysis import statistics
 from rl_lab.analysis.curves import Curve, candidates, metric_of, read_curves
-from rl_lab.analysis.groups import Group, Run, doubts, group_runs
+from rl_lab.analysis.groups import Group, Run, group_runs, group_warnings
 from rl_lab.analysis.statistics import Interval
 from rl_lab.core.errors import UserError
 from rl_lab.display.metric_style import Display
@@ -31,7 +31,7 @@ class Reached:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One metric of one group. A number is the mean over its runs, if nothing else is said."""
+    """One metric of one group. A number is the mean over its runs, unless noted otherwise."""
 
     task: str
     method: str
@@ -170,7 +170,7 @@ def compare(
     for asked in metrics:
         if not any(name in found for name in candidates(asked) for found in curves.values()):
             metric_of(asked, [read_curves(runs[0].directory.metrics_file)])  # says what there is
-    warnings += [line for group in groups for line in doubts(group)]
+    warnings += [line for group in groups for line in group_warnings(group)]
     tables = [_table(asked, groups, curves, at, display, warnings) for asked in metrics]
     main = tables[0]
     warnings += _uneven(main)

@@ -79,10 +79,10 @@ class Run:
     @property
     def parent(self) -> Parent | None:
         """What it was forked from: its metrics up to there are copies."""
-        said = self.summary.get("parent")
-        if not isinstance(said, Mapping) or not {"id", "step"} <= set(said):
+        parent = self.summary.get("parent")
+        if not isinstance(parent, Mapping) or not {"id", "step"} <= set(parent):
             return None
-        return Parent(said["id"], said["step"])
+        return Parent(parent["id"], parent["step"])
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +248,7 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
     }
 
 
-def doubts(group: Group) -> list[str]:
+def group_warnings(group: Group) -> list[str]:
     """What speaks against trusting the numbers of a group, one line each."""
     lines = []
     count = len({run.seed for run in group.runs})

@@ -35,7 +35,7 @@ class Imagined:
     """A few real frames, then the prediction of the next ones. All [H, 1, …]."""
 
     truth: Batch  # obs and reward
-    foreseen: Batch  # obs, reward and the probability to continue
+    predicted: Batch  # obs, reward and the probability to continue
     pictures: dict[str, Picture]
     is_film: bool
 
@@ -46,15 +46,15 @@ class Imagined:
 
     def to_tree(self) -> dict[str, Any]:
         """Rewards and vectors, true and predicted, as plain numbers; images are left out."""
-        pairs = {"reward": (self.truth[REWARD], self.foreseen[REWARD])}
-        true, guess = (_named(each[OBS]) for each in (self.truth, self.foreseen))
+        pairs = {"reward": (self.truth[REWARD], self.predicted[REWARD])}
+        true, guess = (_named(each[OBS]) for each in (self.truth, self.predicted))
         pairs |= {key: (true[key], guess[key]) for key in guess if guess[key].dim() < 5}
         numbers = {
             key: {"true": _numbers(each[0]), "predicted": _numbers(each[1])}
             for key, each in pairs.items()
         }
         return {"seen": SEEN, "horizon": self.horizon, **numbers} | {
-            "continue": {"predicted": _numbers(self.foreseen[CONTINUES])}
+            "continue": {"predicted": _numbers(self.predicted[CONTINUES])}
         }
 
 
@@ -69,11 +69,11 @@ def imagine_run(loaded: LoadedPolicy, horizon: int) -> Imagined:
     rows = _played(loaded, SEEN + horizon)
     seen, rest = picked(rows, slice(0, SEEN)), picked(rows, slice(SEEN, None))
     actions = rest[PREVIOUS_ACTION]
-    foreseen = algorithm.imagine(horizon=len(actions), seen=seen, actions=actions)
+    predicted = algorithm.imagine(horizon=len(actions), seen=seen, actions=actions)
     spaces = parts_of(loaded.context.spec.observation)
-    pictures = open_loop_pictures(spaces, rest[OBS], foreseen[OBS])
+    pictures = open_loop_pictures(spaces, rest[OBS], predicted[OBS])
     truth = {OBS: rest[OBS], REWARD: rest[REWARD]}
-    return Imagined(truth, foreseen, pictures, any(map(is_picture, spaces.values())))
+    return Imagined(truth, predicted, pictures, any(map(is_picture, spaces.values())))
 
 
 def _played(loaded: LoadedPolicy, frames: int) -> Batch:

@@ -1,6 +1,6 @@
 """Repeats in turns, and what they say: medians, quartiles, ratios with their spread.
 
-Machines drift: a neighbor starts, a clock slows down. So nobody is measured in one block. Everyone
+Machines drift: a neighbor starts, a clock slows down. So no job is measured in one block. Everyone
 runs once per round, every second round in reverse, and a ratio is taken within each round.
 """
 
@@ -16,7 +16,7 @@ Tell = Callable[[str], None]
 
 
 def silent(message: str) -> None:
-    """Tell nobody."""
+    """Print nothing."""
 
 
 def interleave(

@@ -18,7 +18,7 @@ from rl_lab.core.schema import RunConfig
 from rl_lab.run.build import make_algorithm, make_context
 
 MODES = {"off": "eager", "on": "compiled"}
-PHASE = ONLINE | {"type": "offline"}  # one gradient step is due whenever there is data
+PHASE = ONLINE | {"type": "offline"}  # one gradient step per call, whenever there is data
 FILL = 10_000  # collect calls after which a buffer that is still not ready is given up
 
 

@@ -152,7 +152,7 @@ class DiskRing(Steps):
         self._note_cuts(first, columns[CUT])
 
     def _clear_the_way(self) -> None:
-        """Delete what a resumed run has left behind; nobody else may have written here."""
+        """Delete what a resumed run has left behind; no other process may write here."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.check_leftover()
         for each in reversed(self.leftover):  # never a gap, whenever this is interrupted

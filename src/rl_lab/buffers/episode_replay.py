@@ -68,7 +68,7 @@ class EpisodeReplay(SequenceReplay):
         return batch | {MASK: self.as_tensor(real)}
 
     def _choose(self, batch_size: int, count: int, length: int) -> Stretches:
-        """Episodes of at least so many frames, with replacement; of every batch, new ones first."""
+        """Episodes of `length` frames or more, with replacement; of every batch, new ones first."""
         there = self.stretches()
         frames = there.stop - there.first
         enough: Positions = np.flatnonzero(frames >= length)

@@ -41,7 +41,7 @@ class HindsightConfig(UniformConfig):
 class HindsightReplay(UniformReplay):
     """Uniform draws; a share of ratio / (ratio + 1) of every minibatch gets other goals.
 
-    Without `success_reward`, `terminated` stays what the environment said: most tasks with goals
+    Without `success_reward`, `terminated` stays that of the environment: most tasks with goals
     never terminate. An episode that is still played offers the goals it has achieved so far.
     """
 

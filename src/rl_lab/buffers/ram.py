@@ -16,7 +16,7 @@ def require_room(
 ) -> None:
     """Refuse a buffer that does not fit beside the `others`, with the capacity that would.
 
-    `needed` tells the bytes that so many vector steps take.
+    `needed` returns the bytes that a number of vector steps takes.
     """
     free = free_bytes()
     if free is None:

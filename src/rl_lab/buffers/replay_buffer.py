@@ -68,11 +68,11 @@ class UniformReplay:
         self.ring = self.make_ring(rows)
 
     def make_ring(self, rows: int) -> Steps:
-        """Where so many vector steps are kept."""
+        """The storage of n vector steps."""
         return Ring(self.setup.spec, rows, self.setup.num_envs)
 
     def needed_bytes(self, rows: int) -> int:
-        """RAM that so many vector steps take in the end."""
+        """RAM of n vector steps, in bytes."""
         return needed_bytes(self.setup.spec, rows, self.setup.num_envs)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Files of vector steps: what a disk buffer writes, and what anybody can read as a dataset.
+"""Files of vector steps: what a disk buffer writes, and what other programs can read as a dataset.
 
 A segment is an uncompressed .npz file, `000000012345-500.npz`: 500 vector steps from step 12345 on.
 Its arrays are the columns of `storage.layout` [T, N, …] and

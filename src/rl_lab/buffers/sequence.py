@@ -75,7 +75,7 @@ class SequenceReplay(UniformReplay):
         return super().needed_bytes(rows) + index + self.latent_bytes(rows)
 
     def latent_bytes(self, rows: int) -> int:
-        """What the recurrent states of so many vector steps take, wherever the frames are."""
+        """RAM of the recurrent states of n vector steps, in bytes."""
         size = 4 * self.setup.latent_size if self.config.latents else 0
         return size * rows * self.setup.num_envs
 
@@ -258,5 +258,5 @@ class SequenceReplay(UniformReplay):
 
 
 def _counts(stretches: Stretches, length: int) -> Positions:
-    """How many windows of so many frames each stretch has."""
+    """How many windows of a length each stretch has."""
     return np.maximum(stretches.stop - stretches.first - length + 1, 0)

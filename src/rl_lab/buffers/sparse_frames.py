@@ -1,4 +1,4 @@
-"""What only some rows of a ring have: their frames, in a pool of their own that grows with them.
+"""What only some rows of a ring have: their frames, in a pool that grows with them.
 
 Such frames are numbered from 1 in the order of their rows; those of overwritten rows are forgotten
 from the front. So, like rows, they are sealed once.
@@ -14,7 +14,7 @@ from rl_lab.core.batch import Array
 from rl_lab.core.chunks import Chunk, Columns, Log
 
 CHUNK_BYTES = 64 * 2**20
-SHARE = 64  # room for the frames of one row in so many, to begin with
+SHARE = 64  # room for the frames of one row in 64, to begin with
 
 Layout = dict[str, tuple[tuple[int, ...], Any]]  # column -> shape and dtype of one row
 
@@ -109,7 +109,7 @@ def first_room(capacity: int, num_envs: int) -> int:
 
 
 def zeros(columns: Layout, count: int) -> Columns:
-    """Arrays of so many rows. Not `empty`: a page is taken when it is first written."""
+    """Arrays of n rows. Not `empty`: a page is taken when it is first written."""
     return {name: np.zeros((count, *shape), kind) for name, (shape, kind) in columns.items()}
 
 

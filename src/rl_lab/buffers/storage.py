@@ -268,7 +268,7 @@ class Ring(Steps):
     # ------------------------------------------------------------ reading
 
     def stretches(self, first: int, count: int) -> Iterator[tuple[slice, slice]]:
-        """Where so many numbers from `first` on lie, and which of them: at most two slices."""
+        """Where `count` numbers from `first` on lie, and which of them: at most two slices."""
         place = first % self.capacity
         length = min(count, self.capacity - place)
         yield slice(place, place + length), slice(0, length)
@@ -377,7 +377,7 @@ class Ring(Steps):
 
 
 def _kept(trajectory: Batch) -> Batch:
-    """What is stored of a trajectory; what else a policy said beside its actions is not."""
+    """What is stored of a trajectory; what else a policy returned beside its actions is not."""
     return {name: trajectory[name] for name in (OBS, ACTION, REWARD, TERMINATED, TRUNCATED)}
 
 

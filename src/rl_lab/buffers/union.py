@@ -106,7 +106,7 @@ class UnionReplay:
         return _joined(found)
 
     def reprioritize(self, index: Tensor, error: Tensor) -> None:
-        """Tell each part what is said of its rows."""
+        """Hand each part the priorities of its rows."""
         owner = index % len(self.parts)
         for position, part in enumerate(self.parts.values()):
             own = owner == position

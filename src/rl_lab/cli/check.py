@@ -156,7 +156,7 @@ def compare_interrupted(id: str, name: str, plugins: Sequence[Path] = ()) -> lis
 
 
 def _unless_stopped(outcome: "Outcome") -> "Outcome":
-    """The outcome of a run that nobody stopped from outside: half a run proves nothing."""
+    """The outcome of a run that was not stopped from outside: half a run proves nothing."""
     if outcome.exit_code:
         raise StoppedError(outcome.exit_code)
     return outcome

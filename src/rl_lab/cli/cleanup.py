@@ -87,5 +87,5 @@ def _agreed(yes: bool, *, quiet: bool) -> bool:
     if yes:
         return True
     if quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UserError("nothing was removed: nobody can be asked here, so it needs --yes")
+        raise UserError("nothing was removed: there is no terminal to ask at, so it needs --yes")
     return typer.confirm("remove them? Such runs cannot be resumed or evaluated any more")

@@ -45,13 +45,13 @@ def export_policy(
         raise UserError("name a file: --onnx FILE, --torchscript FILE or --torch-export FILE")
     from rl_lab import api
 
-    def told(line: str) -> None:
+    def report(line: str) -> None:
         warn(f"warning: {line}")
 
     found = []
     for format, file in files.items():
         loaded = api.load_policy(
-            run, runs_dir=runs_dir, device="cpu", trust=trust, warn=told
+            run, runs_dir=runs_dir, device="cpu", trust=trust, warn=report
         ).loaded
         try:
             found.append(export_policy(loaded, file, format, probabilities=probabilities))

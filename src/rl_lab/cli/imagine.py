@@ -32,8 +32,8 @@ def imagine(
         loaded.context.train_environment.close()
     if as_json:
         names = [str(each) for each in files]
-        said = {"run": loaded.run.id, "step": loaded.step, "files": names}
-        say_json({**said, **imagined.to_tree()})
+        found = {"run": loaded.run.id, "step": loaded.step, "files": names}
+        say_json({**found, **imagined.to_tree()})
         return 0
     say(f"{imagined.horizon} steps predicted · run {loaded.run.id} at step {loaded.step:,}")
     for file in files:

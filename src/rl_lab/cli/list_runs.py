@@ -32,7 +32,7 @@ def list_runs(
     ] = None,
     ascending: Annotated[
         bool | None,
-        typer.Option("--ascending/--descending", help="which end first; if not said: the best"),
+        typer.Option("--ascending/--descending", help="which end first; by default the best"),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="how many runs; 0: all")] = 20,
     grouped: Annotated[
@@ -56,7 +56,7 @@ def list_runs(
     if grouped:
         rows = query.group(rows)
     if sort is not None:
-        # The best first, unless it was said which end is wanted.
+        # The best first, unless the user chose the end.
         up = query.lower_is_better(sort) if ascending is None else ascending
         rows = query.sort(rows, sort, ascending=up)
     shown = rows[:limit] if limit else rows

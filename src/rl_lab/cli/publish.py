@@ -65,7 +65,7 @@ def publish(
         return 0
     say(f"return {spread(made.evaluation.summary())} ({episodes} episodes)")
     say(f"written: {made.folder}" if address is None else f"published: {address}")
-    say(f"anybody can check it with: {made.facts.evaluate}")
+    say(f"check it with: {made.facts.evaluate}")
     return 0
 
 

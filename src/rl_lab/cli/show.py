@@ -104,7 +104,7 @@ def gather(reference: str, runs_dir: Path, display: "Display") -> dict[str, Any]
 
 
 def _alerts(path: str) -> list[dict[str, Any]]:
-    """What the monitors of a run have said."""
+    """The alerts of a run."""
     from rl_lab.records.alerts import read_alerts
     from rl_lab.records.run_directory import RunDirectory
 

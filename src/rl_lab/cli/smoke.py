@@ -29,7 +29,7 @@ SHORT: dict[str, Any] = {  # whatever the preset is, it ends soon and touches no
 
 
 class StoppedError(Exception):
-    """Somebody pressed Ctrl-C, or the machine wants its process back."""
+    """The user pressed Ctrl-C, or the machine wants its process back."""
 
     def __init__(self, code: int) -> None:
         self.code = code

@@ -38,7 +38,7 @@ FILM = "(no counterpart while training: rl-lab play @last --video last.gif)"
 
 # Their option -> ours; of several, the first that the command and the algorithm accept. `{}` is
 # its value, and what has none is a flag; `{rate}` is the learning rate of the line; what stands in
-# brackets is said, not typed. Further names of keys are in config/legacy/keys.py.
+# brackets is explained, not typed. Further names of keys are in config/legacy/keys.py.
 SPELLINGS: dict[str, str | tuple[str, ...]] = {
     "-n": (STEPS, "--max-steps {}"),
     "--n-timesteps": (STEPS, "--max-steps {}"),
@@ -166,7 +166,7 @@ def hint(words: Sequence[str]) -> str:
 
 
 def translated(words: Sequence[str]) -> tuple[list[str] | None, list[str]]:
-    """The words of ours that mean the same, None without any; and what is to be said besides."""
+    """The words of ours that mean the same, None without any; and remarks about them."""
     first = words[0] if words else ""
     verb, rest = ("train", words) if first.startswith("-") else (first, words[1:])
     found = False
@@ -317,7 +317,7 @@ class _Typed:
 
 
 def templates_of(option: str) -> tuple[str, ...]:
-    """What an option such as `--ent-coef` may become; nothing if nobody calls anything so."""
+    """What an option such as `--ent-coef` may become; nothing if no option is called so."""
     from rl_lab.config.legacy.keys import RENAMED
 
     if option in SPELLINGS:

@@ -228,9 +228,9 @@ def _side_by_side(request: Request, jobs: int, *, quiet: bool, as_json: bool) ->
     from rl_lab.records.run_directory import RunDirectory
     from rl_lab.run.session import Outcome
 
-    told = ["--json"] if quiet else ["--json", "--progress-lines"]
+    output = ["--json"] if quiet else ["--json", "--progress-lines"]
     seeds = [seed for seed in request.seeds if seed is not None]
-    commands = {seed: [*request.again(seed), *_where(request), *told] for seed in seeds}
+    commands = {seed: [*request.again(seed), *_where(request), *output] for seed in seeds}
     ended, code = run_seeds(commands, jobs, warn if quiet or as_json else say)
     outcomes = []
     for each in ended:

@@ -150,8 +150,8 @@ class MeasureTracker:
 
 def known(values: Array) -> list[float]:
     """Outcomes of the episodes that ended in this step; NaN is one that goes on, or was lost."""
-    told: list[float] = values[~np.isnan(values)].tolist()
-    return told
+    ended: list[float] = values[~np.isnan(values)].tolist()
+    return ended
 
 
 def outcomes_of(env: VectorEnv) -> tuple[str, ...]:

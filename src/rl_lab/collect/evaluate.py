@@ -82,7 +82,7 @@ def quotas(episodes: int, num_envs: int) -> list[int]:
 
 
 class Interrupted(Exception):  # noqa: N818  (nothing went wrong)
-    """Somebody asked to stop: an episode may last for ever."""
+    """The run was asked to stop: an episode may last for ever."""
 
 
 def evaluate(

@@ -69,7 +69,7 @@ def _keys(written: object) -> Mapping[str, Any]:
 
 
 def part_problems(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Roles that the algorithm does not have, and names that nobody registered."""
+    """Roles that the algorithm does not have, and names that are not registered."""
     algorithm, name = catalog.algorithm_class(config.algorithm), config.algorithm.name
     roles: Mapping[str, Any] | None = getattr(algorithm, "roles", None)
     known = {

@@ -78,7 +78,7 @@ def compose(
 ) -> Composed:
     """The tree that a command line means, or a UserError of one line.
 
-    `run_config` is the config.yaml of a run, which may be anybody's: it is plain values as they
+    `run_config` is the config.yaml of a run, which may be another user's: plain values as they
     were once written, and no other file is looked for because of it.
     """
     folders = search_folders(config_dirs)
@@ -102,8 +102,8 @@ def compose(
     elif spec is not None:
         config_file = find_preset(spec, folders)  # or a block of an environment's file, below
         if config_file is None and (built := assembled(spec, folders)) is not None:
-            config_file, addition, said = built
-            notes.append(said)
+            config_file, addition, remark = built
+            notes.append(remark)
     if spec is not None and (found := variant_of(spec, folders)) is not None:
         config_file, notes = found[0], []
         block, origins = found[1]
@@ -119,8 +119,8 @@ def compose(
     else:
         tree: dict[str, Any] = {"version": 1}
         if spec is not None:
-            tree, said = without_preset(spec, folders)
-            notes.append(said)
+            tree, remark = without_preset(spec, folders)
+            notes.append(remark)
         config = OmegaConf.create(tree)
         origins = {path: COMMAND_LINE for path, _ in leaves(tree) if path != "version"}
 

@@ -121,7 +121,7 @@ def evaluation_envs(config: RunConfig, backend: str) -> int:
 
 
 def with_choices(config: RunConfig) -> RunConfig:
-    """With the options that the algorithm chooses by itself, if nothing is said."""
+    """With the options that the algorithm chooses by itself where the user sets nothing."""
     chosen = config.algorithm.choices(config)
     return replace(config, algorithm=replace(config.algorithm, **chosen)) if chosen else config
 

@@ -45,9 +45,9 @@ def made_small(composed: Composed) -> Composed:
     changed = [path for path, origin in small.origins.items() if origin == SMALL]
     if not changed:
         return small
-    said = [f"{path}={_block(small.tree, path)[1]}" for path in changed if path != PHASES]
-    said += [f"phases at {share:.2g} of their length"] if PHASES in changed else []
-    return replace(small, notes=[*composed.notes, f"a small run: {', '.join(said)}"])
+    changes = [f"{path}={_block(small.tree, path)[1]}" for path in changed if path != PHASES]
+    changes += [f"phases at {share:.2g} of their length"] if PHASES in changed else []
+    return replace(small, notes=[*composed.notes, f"a small run: {', '.join(changes)}"])
 
 
 def room(config: RunConfig) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from rl_lab.core.values import (
     expected,
     free_value,
     literal,
-    said,
+    quoted,
     schedule,
     takes_float,
 )
@@ -112,7 +112,7 @@ class Checker:
     def block(self, schema: type[T], tree: object, path: str, *, schedules: bool = False) -> T:
         """One dataclass from one mapping. After a problem, the default stands in and we go on."""
         if not isinstance(tree, Mapping):
-            self.report(path, f"must be a block of keys, got {said(tree)}")
+            self.report(path, f"must be a block of keys, got {quoted(tree)}")
             tree = {}
         hints = get_type_hints(schema)
         known = {each.name: each for each in fields(schema)}  # type: ignore[arg-type]
@@ -201,7 +201,7 @@ class Checker:
         if isinstance(tree, str):  # memory: gru
             tree = {key: tree}
         if tree is not None and not isinstance(tree, Mapping):
-            self.report(path, f"must be a block with a {key}, got {said(tree)}")
+            self.report(path, f"must be a block with a {key}, got {quoted(tree)}")
             return None
         block = dict(tree or {})
         if TARGET not in block and block.get(key, default.get(key)) == default.get(key):
@@ -219,7 +219,7 @@ class Checker:
     def variants(self, marks: Mapping[str, Any], tree: object, path: str) -> dict[str, Any]:
         """Named blocks, each of them a variant."""
         if not isinstance(tree, Mapping):
-            self.report(path, f"must be a block of names, got {said(tree)}")
+            self.report(path, f"must be a block of names, got {quoted(tree)}")
             return {}
         one = {"variant": marks["variants"], "key": marks["key"], "default": {}}
         return {
@@ -269,11 +269,11 @@ class Checker:
         if annotation is type(None):
             if value is None:
                 return None
-            raise BadValueError(f"must be null, got {said(value)}")
+            raise BadValueError(f"must be null, got {quoted(value)}")
         if annotation is Schedule:
             if (found := schedule(value)) is not None:
                 return found
-            raise BadValueError(f"must be a schedule such as lin_3e-4, got {said(value)}")
+            raise BadValueError(f"must be a schedule such as lin_3e-4, got {quoted(value)}")
         if annotation in SCALARS:
             return SCALARS[annotation](value)
         if is_dataclass(annotation):
@@ -296,12 +296,12 @@ class Checker:
             if not attempt.problems or isinstance(value, Mapping):
                 self.problems += attempt.problems
                 return found
-        raise BadValueError(f"must be {expected(arms)}, got {said(value)}")
+        raise BadValueError(f"must be {expected(arms)}, got {quoted(value)}")
 
     def items(self, value: object, arguments: tuple[Any, ...], path: str, container: object) -> Any:
         """A list; each bad item is a problem of its own."""
         if not isinstance(value, (list, tuple)):
-            raise BadValueError(f"must be a list, got {said(value)}")
+            raise BadValueError(f"must be a list, got {quoted(value)}")
         item = arguments[0] if arguments else Any
         found = []
         for index, each in enumerate(value):
@@ -314,7 +314,7 @@ class Checker:
     def entries(self, value: object, arguments: tuple[Any, ...], path: str) -> dict[str, Any]:
         """A mapping with free keys."""
         if not isinstance(value, Mapping):
-            raise BadValueError(f"must be a block of keys, got {said(value)}")
+            raise BadValueError(f"must be a block of keys, got {quoted(value)}")
         item = arguments[1] if arguments else Any
         found = {}
         for key, each in value.items():

@@ -50,7 +50,7 @@ def cache_folder() -> Path:
     if own := os.environ.get(CACHE_VARIABLE):
         return Path(own).expanduser()
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # noqa: PTH111
-    if home.startswith("~") or not os.access(_existing(Path(home)), os.W_OK):  # nobody's home
+    if home.startswith("~") or not os.access(_existing(Path(home)), os.W_OK):  # no home
         shared = Path(tempfile.gettempdir()) / f"rl-lab-{os.getuid()}"
         if shared.exists() and shared.stat().st_uid != os.getuid():  # its machine code is not run
             raise UserError(f"{shared} belongs to another user: set {CACHE_VARIABLE} to a folder")

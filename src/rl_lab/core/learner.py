@@ -2,7 +2,7 @@
 
 A module's parameters become views of one tensor, so clipping is one norm, the optimizer one
 elementwise pass, and a target network follows in one operation. The step from loss to new
-parameters runs eagerly or compiled whole; nobody else needs to know which. Do not deepcopy a
+parameters runs eagerly or compiled whole; callers need not know which. Do not deepcopy a
 module that a learner holds, and do not change its dtype: that breaks the views.
 """
 

@@ -15,7 +15,7 @@ from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from rl_lab.core.schedule import Schedule, extremes
-from rl_lab.core.values import expected, said
+from rl_lab.core.values import expected, quoted
 
 LIMITS = ("low", "above", "high", "below")
 
@@ -193,7 +193,7 @@ def _problems(declared: _Declared, value: object) -> Iterator[str]:
     if (value is None and declared.optional) or value in declared.choices:
         return
     if declared.choices and not declared.other:
-        yield f"{name} must be {expected(declared.arms)}, got {said(value)}"
+        yield f"{name} must be {expected(declared.arms)}, got {quoted(value)}"
     elif marks.get("not_empty") and isinstance(value, Sized) and not len(value):
         yield f"{name} must not be empty"
     elif any(key in marks for key in LIMITS):

@@ -1,4 +1,4 @@
-"""A picture as pure data: what an algorithm wants to show, before anybody draws it."""
+"""A picture as pure data: what an algorithm wants to show, before it is drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

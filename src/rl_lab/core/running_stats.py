@@ -62,7 +62,7 @@ class RewardNormalizer:
         self.clip = clip
 
     def __call__(self, reward: Array, reset: Array, gamma: float) -> NDArray[np.float32]:
-        """Absorb a rollout [T, N], then scale it. `reset` is True where an episode begins."""
+        """Count a rollout [T, N], then scale it. `reset` is True where an episode begins."""
         trace = np.empty(reward.shape)
         for t in range(len(reward)):
             self.returns = np.where(reset[t], 0.0, self.returns) * gamma + reward[t]

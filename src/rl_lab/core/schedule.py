@@ -113,7 +113,7 @@ def parse_schedule(value: object) -> Schedule | None:
 
 
 def bind(config: Config, total: int) -> Config:
-    """Tell every schedule of a config how long the run is."""
+    """Set the length of the run in every schedule of a config."""
     return _map_schedules(config, lambda schedule: replace(schedule, total=total))
 
 

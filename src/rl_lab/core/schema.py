@@ -290,7 +290,7 @@ class MonitorConfig(Options):
     of: str | None = option(
         None, "above and below are multiples of the largest size of this metric so far, 1 at least"
     )
-    absolute: bool = option(False, "judge the size, whatever the sign")
+    absolute: bool = option(False, "compare the size, whatever the sign")
     jumps: float | None = option(None, "fires at this many times its usual size", above=1)
     drops: float | None = option(None, "fires at its usual size divided by this", above=1)
     collapses: float | None = option(

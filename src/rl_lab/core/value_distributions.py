@@ -61,7 +61,7 @@ def quantile_huber(quantiles: Tensor, goal: Tensor, kappa: float = 1.0) -> Tenso
     count = quantiles.shape[-1]
     level = (torch.arange(count, device=quantiles.device) + 0.5) / count
     pairs = torch.broadcast_tensors(quantiles.unsqueeze(-1), goal.unsqueeze(-2))
-    said, asked = pairs  # [..., K, J]
-    huber = smooth_l1_loss(said, asked, reduction="none", beta=kappa)
-    weight = (level.unsqueeze(-1) - (asked < said).to(level.dtype)).abs()
+    predicted, target = pairs  # [..., K, J]
+    huber = smooth_l1_loss(predicted, target, reduction="none", beta=kappa)
+    weight = (level.unsqueeze(-1) - (target < predicted).to(level.dtype)).abs()
     return (weight * huber).mean(-1).sum(-1)

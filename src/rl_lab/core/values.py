@@ -56,9 +56,9 @@ def whole(value: object) -> int:
     """5, 5.0, "5e3", "10k": anything that is exactly an integer."""
     number = read_count(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise BadValueError(f"must be a whole number, got {said(value)}")
+        raise BadValueError(f"must be a whole number, got {quoted(value)}")
     if not math.isfinite(number) or number != int(number):
-        raise BadValueError(f"must be a whole number, got {said(value)}")
+        raise BadValueError(f"must be a whole number, got {quoted(value)}")
     return int(number)
 
 
@@ -66,9 +66,9 @@ def real(value: object) -> float:
     """3, 3e-4, "3e-4"; not infinite, not NaN."""
     number = read_number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, (int, float)):
-        raise BadValueError(f"must be a number, got {said(value)}")
+        raise BadValueError(f"must be a number, got {quoted(value)}")
     if not math.isfinite(number):
-        raise BadValueError(f"must be a finite number, got {said(value)}")
+        raise BadValueError(f"must be a finite number, got {quoted(value)}")
     return float(number)
 
 
@@ -78,14 +78,14 @@ def truth(value: object) -> bool:
         return value.lower() == "true"
     if isinstance(value, bool):
         return value
-    raise BadValueError(f"must be true or false, got {said(value)}")
+    raise BadValueError(f"must be true or false, got {quoted(value)}")
 
 
 def text(value: object) -> str:
     """Text; a number is taken as it is written (`name: 42`)."""
     if isinstance(value, (str, int, float)) and not isinstance(value, bool):
         return str(value)
-    raise BadValueError(f"must be text, got {said(value)}")
+    raise BadValueError(f"must be text, got {quoted(value)}")
 
 
 SCALARS: dict[Any, Callable[[Any], Any]] = {int: whole, float: real, bool: truth, str: text}
@@ -104,7 +104,7 @@ def literal(value: object, choices: tuple[Any, ...]) -> Any:
                 return choice
     hint = did_you_mean(value, [str(each) for each in choices]) if isinstance(value, str) else ""
     hint = hint if "did you mean" in hint else ""
-    raise BadValueError(f"must be {expected((Literal[choices],))}, got {said(value)}{hint}")
+    raise BadValueError(f"must be {expected((Literal[choices],))}, got {quoted(value)}{hint}")
 
 
 def expected(arms: Sequence[Any]) -> str:
@@ -112,13 +112,13 @@ def expected(arms: Sequence[Any]) -> str:
     words: list[str] = []
     for arm in arms:
         if get_origin(arm) is Literal:
-            words += [said(each) for each in get_args(arm)]
+            words += [quoted(each) for each in get_args(arm)]
         else:
             words.append(WORDS.get(arm) or type_name(arm))
     return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def said(value: object) -> str:
+def quoted(value: object) -> str:
     """A value as YAML would show it, shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -144,9 +144,11 @@ def _curve(line: Line, x: Array, y: Array) -> list[str]:
     if len(x) <= FEW:
         radius = 1.8 if line.thin else 3
         for where, value, cx, cy in zip(line.x, line.y, x, y, strict=True):
-            said = svg.element("title", svg.escaped(f"{where:,.6g}: {value:,.6g}"))
+            title = svg.element("title", svg.escaped(f"{where:,.6g}: {value:,.6g}"))
             parts.append(
-                svg.element("circle", said, cx=float(cx), cy=float(cy), r=radius, fill=_color(line))
+                svg.element(
+                    "circle", title, cx=float(cx), cy=float(cy), r=radius, fill=_color(line)
+                )
             )
     return parts
 

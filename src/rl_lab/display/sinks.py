@@ -60,10 +60,10 @@ class Sinks:
     def __init__(self, sinks: Sequence[Sink], log_file: Path | None = None) -> None:
         self.sinks = list(sinks)
         self.log_file = log_file
-        self._unheard: list[str] | None = None if sinks else []  # said before anybody listened
+        self._unheard: list[str] | None = None if sinks else []  # from before there was a sink
 
     def attach(self, log_file: Path | None, sinks: Sequence[Sink]) -> None:
-        """Show the run here too. What was said before anybody listened is said again."""
+        """Show the run here too. Messages from before there was a sink are repeated."""
         unlogged = self.log_file is None
         self.log_file = log_file
         self.sinks += sinks
@@ -74,7 +74,7 @@ class Sinks:
             self._tell(message)
 
     def add(self, make: Callable[[], Sink]) -> None:
-        """One more sink; if it cannot even be made, that is said and training goes on."""
+        """One more sink; if it cannot even be made, that is reported and training goes on."""
         try:
             self.sinks.append(make())
         except Exception as error:  # noqa: BLE001 - third-party code; no display is worth a run

@@ -100,7 +100,7 @@ class TerminalView(Sink):
                 self.best = (score, step)
 
     def write(self, step: int, row: Mapping[str, float]) -> None:
-        """Show the row: in the next refresh of the table, or as a line if one is due."""
+        """Show the row: in the next refresh of the table, or as a line if it is time for one."""
         if self._failure is not None:
             raise self._failure
         self.remember(step, row)

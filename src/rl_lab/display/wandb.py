@@ -147,7 +147,7 @@ class WandbSink(Sink):
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._listen()  # it may have said why
+            self._listen()  # it may have sent the reason
             raise self._ended() from None
 
     def _drain(self, until: float) -> None:

@@ -34,7 +34,7 @@ def serve(rows: IO[str], answers: int) -> int:
                 run.summary.update(message["summary"])
                 code = 0 if message["summary"].get("status") == "finished" else 1
         run.finish(exit_code=code)
-    except BrokenPipeError:  # nobody listens any more
+    except BrokenPipeError:  # the reader is gone
         return 1
     except BaseException as error:  # noqa: BLE001 - whatever it is, the trainer shows it as a line
         lines = str(error).strip().splitlines()

@@ -236,8 +236,8 @@ class Bandit(gym.Env[np.int64, np.int64]):
         reward, measures = arms.pull(self.np_random, np.array([action]))
         arms.show(self.np_random, arms.rows)
         over = bool(arms.elapsed[0] >= arms.settings.episode_length)
-        told = {name: float(value[0]) for name, value in measures.items()}
-        return np.int64(arms.context[0]), float(reward[0]), over, False, told
+        info = {name: float(value[0]) for name, value in measures.items()}
+        return np.int64(arms.context[0]), float(reward[0]), over, False, info
 
 
 def _numbers(value: object, name: str) -> Array:

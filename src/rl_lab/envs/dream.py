@@ -76,10 +76,10 @@ class DreamEnv(gym.Env[Any, Any]):
         imagination = self.algorithm.imagination
         self.state, reward, continues = imagination.step(self.state, rows, self.generator)
         self.elapsed += 1
-        chance = float(continues)
-        terminated = bool(self.np_random.random() >= chance)
+        probability = float(continues)
+        terminated = bool(self.np_random.random() >= probability)
         truncated = not terminated and self.elapsed >= self.max_episode_steps
-        return self._frame(), float(reward), terminated, truncated, {"continues": chance}
+        return self._frame(), float(reward), terminated, truncated, {"continues": probability}
 
     def render(self) -> Any:
         """The frame as it is."""

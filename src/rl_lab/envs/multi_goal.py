@@ -75,7 +75,7 @@ class MultiGoalEnv(gym.Env[Position, Position]):
         return self.position.copy(), reward, reached, False, info
 
     def render(self) -> Any:
-        """The point and the four goals; None if nobody asked for it."""
+        """The point and the four goals; None without a render mode."""
         if self.render_mode is None:
             return None
         goals = [Disc(goal, THRESHOLD, GOAL) for goal in GOALS]

@@ -77,7 +77,7 @@ class PointGoalEnv(gym.Env[Frame, Any]):
         return np.where(distance < THRESHOLD, 0.0, -1.0)
 
     def render(self) -> Any:
-        """The point, and where it should go; None if nobody asked for it."""
+        """The point, and where it should go; None without a render mode."""
         if self.render_mode is None:
             return None
         discs = [Disc(self.goal, THRESHOLD, GOAL), Disc(self.position, THRESHOLD / 2, POINT)]

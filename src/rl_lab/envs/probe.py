@@ -105,7 +105,7 @@ def _free_cores(idle_before: float | None, seconds: float) -> float | None:
 
 
 def _idle_seconds() -> float | None:
-    """How long this process's cores have been idle, all together; None where nobody counts it."""
+    """Idle time of this process's cores, all together; None where the system does not count it."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     own = {f"cpu{index}" for index in os.sched_getaffinity(0)}

@@ -126,7 +126,7 @@ class _Writer:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.written: dict[int, str] = {}
-        self.alive: list[Any] = []  # an id is only an identity while its object lives
+        self.kept: list[Any] = []  # an id is only an identity while its object lives
 
     def node(self, value: object, path: str) -> Tree:
         if value is None or type(value) in (bool, int, float, str):
@@ -138,7 +138,7 @@ class _Writer:
         if id(value) in self.written:
             return {SAME: self.written[id(value)]}
         self.written[id(value)] = path
-        self.alive.append(value)
+        self.kept.append(value)
         return self._container(value, path)
 
     def _container(self, value: Any, path: str) -> Tree:
@@ -331,7 +331,7 @@ class _Reader:
     def _class(self, node: dict[str, Any], current: object, path: str, kind: type) -> Any:
         """The class named in a node: the current object's, or one of the environment's packages.
 
-        It is never called: a saved state may be anybody's, and a constructor can do anything.
+        It is never called: a saved state may be another user's, and a constructor can do anything.
         """
         if _is_named(type(current), node["class"]):
             return type(current)

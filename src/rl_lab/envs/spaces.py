@@ -70,14 +70,14 @@ def _stack(env: Any, observation: Observation) -> int:
     """
     shape = getattr(observation, "shape", ())
     if type(env).__module__ == atari.VECTOR:
-        said: int = env.spec.kwargs.get("stack_num", atari.STACKED)
-        return said if shape and shape[0] % said == 0 else 1
+        stacked: int = env.spec.kwargs.get("stack_num", atari.STACKED)
+        return stacked if shape and shape[0] % stacked == 0 else 1
     while isinstance(env, gym.Wrapper) and "stack_size" not in vars(env) and _is_see_through(env):
         env = env.env
-    said = vars(env).get("stack_size", 1) if isinstance(env, gym.Wrapper) else 1
-    if said == 1 or shape not in _stacked_shapes(env.env.observation_space, said):
+    stacked = vars(env).get("stack_size", 1) if isinstance(env, gym.Wrapper) else 1
+    if stacked == 1 or shape not in _stacked_shapes(env.env.observation_space, stacked):
         return 1
-    return said
+    return stacked
 
 
 def _is_see_through(env: gym.Wrapper[Any, Any, Any, Any]) -> bool:
@@ -88,7 +88,7 @@ def _is_see_through(env: gym.Wrapper[Any, Any, Any, Any]) -> bool:
 
 
 def _stacked_shapes(space: spaces.Space[Any], count: int) -> list[tuple[int, ...]]:
-    """What so many frames look like one after the other: as many more channels, or a new axis."""
+    """The space of n stacked frames: as many more channels, or a new axis."""
     shapes = [(count, *(space.shape or ()))]
     if shape := getattr(Frames(space).space, "shape", ()):
         shapes.append((count * shape[0], *shape[1:]))

@@ -1,7 +1,7 @@
 """The folder of a published policy: policy, configuration, origin, results and a card.
 
 It is a run folder with one checkpoint that holds the policy alone: no environments, no buffers, no
-random streams. What would tell who trained it where is left out or replaced.
+random streams. Names of users, machines and folders are left out or replaced.
 """
 
 import importlib.util

@@ -17,7 +17,7 @@ from rl_lab.analysis.document import (
 )
 from rl_lab.analysis.statistics import Interval
 
-ANYBODY = "USER/NAME"  # while nobody has said where it will be published
+ANYBODY = "USER/NAME"  # until a repository is chosen
 TASK = "reinforcement-learning"
 
 

@@ -29,7 +29,7 @@ class TracedPolicy(nn.Module):
 
     def __init__(self, loaded: LoadedPolicy, *, probabilities: bool = False) -> None:
         super().__init__()
-        self.algorithm = loaded.workflow
+        self.algorithm = loaded.algorithm
         observation, self.space = single_spaces(loaded.config.environment)
         self.frames = Frames(observation)
         self.stretch = getattr(loaded.context.train_environment, "stretch", None)

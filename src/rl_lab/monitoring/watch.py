@@ -64,7 +64,7 @@ class Watch:
             metrics.pop(metric, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen and said."""
+        """What was seen, and how often it was reported."""
         return {
             "seen": {
                 name: {metric: asdict(each) for metric, each in metrics.items()}

@@ -28,7 +28,7 @@ from rl_lab.networks.memory.recurrent import sequences
 from rl_lab.networks.mlp import as_vector, linear, mlp, vector_size
 from rl_lab.networks.normalizer import NormalizeObs, make_normalizer
 
-_IMAGES_AT_ONCE = 1024  # rows of a rollout that are looked at in one go
+_IMAGES_AT_ONCE = 1024  # rows of a rollout that are encoded at once
 State = dict[str, dict[str, Tensor]]  # torso -> its memory's state; empty without a memory
 
 
@@ -199,7 +199,7 @@ class ActorCritic(nn.Module):
         # Inside an episode the next row's value is the bootstrap; elsewhere a frame is left.
         left = ended.clone()
         left[-1] = True
-        # Images are looked at bit by bit: as floats they need four times their memory.
+        # Images are encoded in pieces: as floats they need four times their memory.
         size = max(_IMAGES_AT_ONCE // resets.shape[1], 1) if self.sees_images else len(resets)
         spans = [slice(at, at + size) for at in range(0, len(resets), size)]
         states = [state]

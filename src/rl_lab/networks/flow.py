@@ -64,7 +64,7 @@ class SquashedFlow:
         return u.tanh(), log_prob - log_slope_of_tanh(u).sum(-1)
 
     def mode(self) -> Tensor:
-        """Where the middle of the noise goes: what is done when nothing is left to chance."""
+        """The action of noise 0: the deterministic action."""
         zeros = self.features.new_zeros(*self.features.shape[:-1], self.size)
         return self.draw(zeros)[0]
 

@@ -107,7 +107,7 @@ def as_vector(space: Space, x: Tensor) -> Tensor:
 
 
 def one_hot(index: Tensor, n: int) -> Tensor:
-    """Indices [...] to floats [..., n]. torch's own looks at values: it cannot be compiled."""
+    """Indices [...] to floats [..., n]. torch's `one_hot` reads values: it cannot be compiled."""
     return (index.unsqueeze(-1) == torch.arange(n, device=index.device)).float()
 
 

@@ -84,9 +84,9 @@ class ExploringHead(nn.Module):
         A matrix is drawn again every `every` steps; at 0 only when an episode begins.
         """
         age = state[AGE]
-        due = age % every == 0 if every else age == 0
+        redrawn = age % every == 0 if every else age == 0
         fresh = torch.empty_like(state[MATRIX]).normal_(generator=rng)
-        matrix = torch.where(due[:, None, None], fresh, state[MATRIX])
+        matrix = torch.where(redrawn[:, None, None], fresh, state[MATRIX])
         return self.noisy_action(features, matrix), {MATRIX: matrix, AGE: age + 1}
 
     def noisy_action(self, features: Tensor, matrix: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 Every candidate of a generation plays the same episodes (the same seeds), so that luck is shared;
 the next generation plays others. A round is one trial in each environment, so there are
-population × episodes / N rounds, and what an environment plays after its trial is nobody's.
+population × episodes / N rounds, and what an environment plays after its trial counts for none.
 """
 
 from typing import Any

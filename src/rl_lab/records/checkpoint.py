@@ -53,7 +53,7 @@ class _Entry:
 
 
 class CheckpointStore:
-    """The folder `checkpoints/` of a run. The holder of the run's lock writes, anybody may load.
+    """The folder `checkpoints/` of a run. The holder of the run's lock writes, all may load.
 
     `on_skip` receives a line about whatever was skipped or could not be deleted. `quarantine`, only
     for the holder of the lock: damaged checkpoints that a load meets are renamed to `.bad-…`.

@@ -221,7 +221,7 @@ def move(source: Path, destination: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a folder so that nobody ever sees half of it under its own name."""
+    """Delete a folder so that no reader ever sees half of it under its own name."""
     doomed = path.parent / f"{DELETED}{path.name}-{uuid4().hex}"
     path.rename(doomed)
     fault("ckpt.after_doom")

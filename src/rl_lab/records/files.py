@@ -23,12 +23,12 @@ SPECIAL = "it is a pipe or a device, not a file"
 def own_file(path: str, flags: int) -> int:
     """An `opener` for files that are written: an `OSError` for a link or a special file."""
     try:
-        # Without O_NONBLOCK, opening a pipe that nobody reads would wait for ever.
+        # Without O_NONBLOCK, opening a pipe without a reader would wait for ever.
         descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OSError(errno.ELOOP, "it is a link: remove it", path) from error
-        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or no such device
+        if error.errno == errno.ENXIO:  # a pipe without a reader, or no such device
             raise OSError(errno.EINVAL, SPECIAL, path) from error
         raise
     return _regular(descriptor, path)

@@ -17,7 +17,7 @@ HIDDEN = {"Cc", "Cf", "Zl", "Zp", "Cs"}
 def visible(text: str) -> str:
     """Text that cannot steer a terminal or reorder a line: such characters as \\u escapes.
 
-    Names, notes and configurations may come from anybody. The escapes are JSON's, so JSON stays
+    Names, notes and configurations may be another user's. The escapes are JSON's, so JSON stays
     JSON; new lines and tabs are kept.
     """
     if text.isascii() and text.isprintable():

@@ -185,14 +185,14 @@ class Index:
 def compare_with_folders(stored: list[Row], root: Path) -> tuple[list[Row], list[Row]]:
     """The rows as the folders under `root` are now, oldest first, and those that were read again.
 
-    A row without a path is kept: its run has not said yet where it lives.
+    A row without a path is kept: it is not known yet where its run lives.
     """
     stamps = _stamps(root)
     rows: list[Row] = []
     fresh: list[Row] = []
-    told = {row["id"]: row for row in stored if row["path"] is None}
+    pathless = {row["id"]: row for row in stored if row["path"] is None}
     for row in stored:
-        if row["id"] in told:
+        if row["id"] in pathless:
             continue
         # A run outside of the root may be in the index too: it was resumed by its path.
         path = row["path"]
@@ -207,12 +207,12 @@ def compare_with_folders(stored: list[Row], root: Path) -> tuple[list[Row], list
     known, ids = {row["path"] for row in rows}, {row["id"] for row in rows}
     unknown = [RunDirectory(root / name) for name in stamps if name not in known]
     for run in sorted((run for run in unknown if run.config_file.exists()), key=_born):
-        more = {name: each for name, each in told.pop(run.id, {}).items() if each is not None}
+        more = {name: each for name, each in pathless.pop(run.id, {}).items() if each is not None}
         rows.append({**row_of(run, root), **more})
         if run.id not in ids:  # of two folders with one id, the index can have only one
             ids.add(run.id)
             fresh.append(rows[-1])
-    rows += told.values()
+    rows += pathless.values()
     return sorted(rows, key=lambda row: row["created"] or ""), fresh
 
 
@@ -250,7 +250,7 @@ def row_of(run: RunDirectory, root: Path) -> Row:
 
 
 def true_status(run: Path, status: str | None) -> str | None:
-    """A run whose process is gone is not running, whatever its summary last said."""
+    """A run whose process is gone is not running, whatever its last summary says."""
     if status != "running":
         return status
     try:
@@ -284,10 +284,10 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _parent(said: object) -> str | None:
-    if isinstance(said, Mapping) and "id" in said:
-        return f"{said['id']}:{said.get('step')}"
-    return said if isinstance(said, str) else None
+def _parent(parent: object) -> str | None:
+    if isinstance(parent, Mapping) and "id" in parent:
+        return f"{parent['id']}:{parent.get('step')}"
+    return parent if isinstance(parent, str) else None
 
 
 def _stamps(root: Path) -> dict[str, int]:

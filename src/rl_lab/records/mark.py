@@ -2,7 +2,7 @@
 
 The key is a secret of one user on one machine, made when it is first needed. The mark is an
 HMAC-SHA256 of the bytes of config.yaml: a copied or renamed folder keeps it, another config.yaml
-does not fit it, and nobody without the key can write one. A list of runs beside the key would lose
+does not fit it, and without the key none can be written. A list of runs beside the key would lose
 every folder that is moved, and grow for ever.
 """
 

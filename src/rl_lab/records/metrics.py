@@ -94,7 +94,7 @@ class MetricLog:
         if self._file.closed:
             return
         with self._file:
-            if self._given_up:  # that was said already
+            if self._given_up:  # that was reported already
                 return
             try:
                 self.flush()

@@ -18,7 +18,7 @@ from rl_lab.records.files import check_folder, own_file, read_object
 from rl_lab.records.formatting import from_here
 from rl_lab.records.metrics import plain
 
-Which = str | int | None  # "best", "last", a step, or nothing was said
+Which = str | int | None  # "best", "last", a step, or None: not given
 
 _FOLDER = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6})-(?P<id>[0-9a-f]{6})")
 _CHECKPOINT = re.compile(r"step_(?P<step>\d{1,15})")
@@ -90,12 +90,12 @@ class RunDirectory:
 
     @property
     def alerts_file(self) -> Path:
-        """What monitors said about the metrics: identical after any interruption, as they are."""
+        """Alerts of monitors about the metrics: identical after any interruption, as they are."""
         return self.path / "alerts.jsonl"
 
     @property
     def timing_alerts_file(self) -> Path:
-        """What monitors said about the clock and the machine."""
+        """Alerts of monitors about the clock and the machine."""
         return self.path / "timing_alerts.jsonl"
 
     @property
@@ -115,7 +115,7 @@ class RunDirectory:
 
     @property
     def log_file(self) -> Path:
-        """What the run said."""
+        """The messages of the run."""
         return self.path / "logs" / "run.log"
 
     @property

@@ -1,4 +1,4 @@
-"""What the monitors of a run saw: told, written down, saved, and a reason to stop where asked."""
+"""Alerts of a run's monitors: reported, written, saved, and a reason to stop where asked."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +35,7 @@ class Alerts:
     def look(
         self, step: int, row: Mapping[str, float], timing: Mapping[str, float], *, phase: str = ""
     ) -> None:
-        """One row: tell what is wrong with it."""
+        """One row: report what is wrong with it."""
         self._judge(self.learning, self.directory.alerts_file, step, row)
         if not self._does_the_same(phase, row.get("updates", 0.0)):
             timing = {name: each for name, each in timing.items() if name != SPEED}

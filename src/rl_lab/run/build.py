@@ -292,25 +292,26 @@ def warm_parts(
     state = algorithm.with_new_names(state)
     found: list[tuple[Stateful, Mapping[str, Any]]] = []
     for name, part in algorithm.parts().items():
-        if isinstance(part, nn.Module) and name in state:
+        if (isinstance(part, nn.Module) or name in algorithm.learned) and name in state:
             found.append((part, state[name]))
         if isinstance(part, Learner) and isinstance(there := state.get(name), Mapping):
             pairs = (part.module, there.get("module")), (part.target, there.get("target"))
             found += [(own, other) for own, other in pairs if own is not None and other is not None]
     saved = state.get(VALUES, {})
     arrays = {name: saved[name] for name in algorithm.learned if name in saved}
-    return [*found, (_Tables(algorithm), arrays)] if arrays else found
+    return [*found, (_Arrays(algorithm, list(arrays)), arrays)] if arrays else found
 
 
-class _Tables:
+class _Arrays:
     """The arrays that an algorithm learns, as a part of it."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
+    def __init__(self, algorithm: Algorithm, names: Sequence[str]) -> None:
         self.algorithm = algorithm
+        self.names = names
 
     def state_dict(self) -> dict[str, Any]:
         """By the names of the attributes."""
-        return {name: vars(self.algorithm)[name] for name in self.algorithm.learned}
+        return {name: vars(self.algorithm)[name] for name in self.names}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
         """Copies: the other run's stay its own."""
@@ -390,7 +391,7 @@ def make_phases(
 def buffer_problems(
     algorithm: Algorithm, phases: Sequence[PhaseDefinition], buffers: Mapping[str, Buffer]
 ) -> list[str]:
-    """Buffers that an algorithm cannot learn from, and parts of a union that nobody fills."""
+    """Buffers that an algorithm cannot learn from, and parts of a union that no phase fills."""
     first, kind = next(iter(buffers)), type(algorithm).__name__
     collecting = [buffers[p.buffer or first] for p in phases if "collect" in p.hooks]
     filled = {id(getattr(each, "collecting", each)) for each in collecting}

@@ -36,7 +36,7 @@ PROFILE_ROWS = 25
 def debugger() -> str | None:
     """The name of the debugger that holds this process, if any."""
     trace = sys.gettrace()
-    # Measuring which lines a test runs is tracing too, but nobody is waiting at a prompt.
+    # Measuring which lines a test runs is tracing too, but no user waits at a prompt.
     if trace is not None and not _module(trace).startswith("coverage"):
         return _module(trace).partition(".")[0] or "a debugger"
     debugpy = sys.modules.get("debugpy")  # imported without being attached by some editors

@@ -23,7 +23,7 @@ FINAL_SECONDS = 10.0  # of playing for it: nobody asked for this one
 def film(run: "Orchestrator", name: str) -> Path | None:
     """One episode as a video in the run's `videos/` and its displays; None if there is none.
 
-    Why there is none is said, and training goes on.
+    Why there is none is reported, and training goes on.
     """
     try:
         file = _film(run, name, lambda: run.stop.impatient)

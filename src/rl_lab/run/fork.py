@@ -32,11 +32,11 @@ from rl_lab.run.session import (
     View,
     changed_numerics,
     create_run,
-    drive,
     file_hash,
     load_config,
     no_view,
-    settle,
+    resolve_config,
+    run_loop,
 )
 
 # What a saved state was made by: with another value there is no place for it.
@@ -102,7 +102,7 @@ def fork(
     config, lines = reschedule(origin, config, schedules)
     for line in lines:
         sinks.say(line)
-    config = settle(config, sinks)
+    config = resolve_config(config, sinks)
     changed = changes(origin.config, config)
     # Before the new run is built: building seeds the global random streams.
     built = as_built(origin.config) if changed else {}
@@ -124,7 +124,7 @@ def fork(
         directory.write_summary({"parent": origin.lineage})
         if not orchestrator.save():  # from here on it needs its parent no more
             raise RunError("the first checkpoint could not be written: free some space")
-        return drive(orchestrator, directory, root, view, debug)
+        return run_loop(orchestrator, directory, root, view, debug)
 
 
 def find_origin(

@@ -173,7 +173,7 @@ class Guard:
             self.in_a_row.pop(hook, None)
 
     def _skip(self, hook: str, error: NonFiniteError, before: Tree, evidence: Evidence) -> None:
-        """The call never was: it counts nothing. Raises if that would not be true, or not help."""
+        """Skip the call, which counts nothing. Raises if it changed state, or if it fails again."""
         run = self.run
         if self.in_a_row.get(hook, 0) >= MOST_SKIPS:
             self.dump(hook, evidence.batch, error)

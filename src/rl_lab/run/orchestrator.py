@@ -90,13 +90,13 @@ class Orchestrator:
         """Until the phases are over or a stop is requested. True if the run is complete."""
         while True:
             try:
-                return self.go_on()
+                return self.loop()
             except Interrupted:  # in an evaluation, by a second signal: leave without saving
                 return False
             except NonFiniteError as error:
                 self.guard.roll_back(error)  # raises it again, unless that is wanted and possible
 
-    def go_on(self) -> bool:
+    def loop(self) -> bool:
         """The loop itself."""
         patience = self.config.evaluation.patience
         while self.progress.streak < patience and (action := self.scheduler.next_action()):
@@ -197,7 +197,7 @@ class Orchestrator:
         return [self.counters.env_steps, self.counters.updates]
 
     def _ends_unmeasured(self) -> bool:
-        """True if the run is over and nobody has evaluated what it learned last."""
+        """True if the run is over and its last policy was not evaluated."""
         return self.scheduler.current_phase() is None and self.progress.measured_at != self._now()
 
     def note(self, numbers: Mapping[str, float], *, mean: bool = False) -> None:

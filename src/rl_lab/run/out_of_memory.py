@@ -21,7 +21,7 @@ LARGE = [
     (r"algorithm\.batch_size", "smaller"),
     (r"network\..*(hidden_dims|channels|width|dim|size|layers)", "smaller"),
 ]
-SAID = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")
+MESSAGES = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -30,7 +30,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(each in str(error) for each in SAID)
+    return isinstance(error, RuntimeError) and any(each in str(error) for each in MESSAGES)
 
 
 @contextmanager

@@ -212,24 +212,24 @@ class PhaseScheduler:
         """A hook was skipped: nothing is counted, but the cycle does not stand still."""
         self.cycle_progress += 1
 
-    def complaints(self, updates: int, num_envs: int = 1) -> list[str]:
+    def final_warnings(self, updates: int, num_envs: int = 1) -> list[str]:
         """Notes about a finished run, which took `updates` updates in all."""
         begun = self.phases[: self.begun]
         wanted = {phase.name: phase.until[0] for phase in begun if phase.until}
-        said = [
+        found = [
             f"phase '{name}' waited for '{metric}': never measured"
             for name, metric in wanted.items()
             if metric not in self.watched
         ]
         if not updates and any(hook.startswith("update") for each in begun for hook in each.hooks):
-            said.append("nothing was learned: the buffer never had enough for one update")
+            found.append("nothing was learned: the buffer never had enough for one update")
         collecting = [hook for phase in self.phases for hook in phase.hooks].count("collect")
         if collecting > 1 and self.total_steps >= self.total_timesteps + num_envs:
-            said.append(  # of a single one it was reported before
+            found.append(  # of a single one it was reported before
                 f"the run took {self.total_steps:,} steps, not total_timesteps "
                 f"{self.total_timesteps:,}: its last cycle could not be shorter"
             )
-        return said
+        return found
 
     def get_state(self) -> dict[str, Any]:
         """Position and counters."""

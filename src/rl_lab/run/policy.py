@@ -58,7 +58,7 @@ def load(
     trust: bool = False,
     warn: Callable[[str], None],
 ) -> LoadedPolicy:
-    """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`; the best one if nothing is said.
+    """The policy of `RUN`, `RUN:best`, `RUN:last` or `RUN:STEP`; the best one by default.
 
     `seed` replaces the run's own for whatever is random from here on. `warn` is called about each
     damaged checkpoint that was skipped, with the step that is used instead.

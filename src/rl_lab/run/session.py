@@ -107,7 +107,7 @@ def train(
     root = fixed(root)
     for note in notes:
         sinks.say(note)
-    config = settle(config, sinks)
+    config = resolve_config(config, sinks)
 
     def create() -> RunDirectory:
         return create_run(config, root, provenance(list(command), config.plugins), sinks)
@@ -115,7 +115,7 @@ def train(
     with explaining_memory(config):
         orchestrator, directory = build_run(config, create, sinks, weights=warm)
     with directory.lock(), closing(orchestrator):
-        return drive(orchestrator, directory, root, view, debug)
+        return run_loop(orchestrator, directory, root, view, debug)
 
 
 def create_run(
@@ -136,13 +136,13 @@ def create_run(
     return directory
 
 
-def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
-    """What this process makes of a config before it is written down, said once."""
+def resolve_config(config: RunConfig, sinks: Sinks) -> RunConfig:
+    """What this process makes of a config before it is written down, reported once."""
     if held := debugger():
         config = for_debugger(config)
         sinks.say(f"{held} is attached: one environment, in this process")
     config = without_webhook(with_own_monitors(config), sinks)
-    for line in doubts(config):
+    for line in config_warnings(config):
         sinks.say(f"WARNING: {line}")
     resolved = resolve(config, measure=True, tell=sinks.say)
     chosen = diff(to_tree(config), to_tree(resolved))
@@ -152,7 +152,7 @@ def settle(config: RunConfig, sinks: Sinks) -> RunConfig:
     return resolved
 
 
-def doubts(config: RunConfig) -> list[str]:
+def config_warnings(config: RunConfig) -> list[str]:
     """What is legal and probably not meant."""
     blocks = config.training.phases or algorithm_class(config.algorithm).phases
     lines = never_reached(parse_phases(blocks), config.training.total_timesteps)
@@ -187,7 +187,7 @@ def resume(
             orchestrator, _ = build_run(config, lambda: directory, sinks, weights=weights)
         with closing(orchestrator):
             _return_to(orchestrator, which, file_hash(directory))
-            return drive(orchestrator, directory, root, view, debug)
+            return run_loop(orchestrator, directory, root, view, debug)
 
 
 def _check_never_saved(directory: RunDirectory) -> None:
@@ -297,7 +297,7 @@ def find_weights(
     return store.load(which, rows=False)[0]["workflow"]
 
 
-def drive(
+def run_loop(
     orchestrator: Orchestrator, directory: RunDirectory, root: Path, view: View, debug: bool
 ) -> Outcome:
     """Run the loop under signal handlers; whatever happens, the summary tells it."""
@@ -321,9 +321,9 @@ def drive(
     if every := config.logging.video_every:
         orchestrator.add_callback("session/videos", FilmEvaluations(every))
 
-    told = _Told(sinks)
-    logging.getLogger("rl_lab").addHandler(told)
-    orchestrator.resources.callback(logging.getLogger("rl_lab").removeHandler, told)
+    handler = _Warnings(sinks)
+    logging.getLogger("rl_lab").addHandler(handler)
+    orchestrator.resources.callback(logging.getLogger("rl_lab").removeHandler, handler)
 
     def record(status: str, **more: object) -> dict[str, Any]:
         """Tell summary.json and the index; both may be read while the run goes on."""
@@ -360,8 +360,10 @@ def drive(
                 finished = orchestrator.run()
             if finished:
                 envs = config.environment.num_envs
-                for said in orchestrator.scheduler.complaints(orchestrator.counters.updates, envs):
-                    sinks.say(f"WARNING: {said}")
+                for warning in orchestrator.scheduler.final_warnings(
+                    orchestrator.counters.updates, envs
+                ):
+                    sinks.say(f"WARNING: {warning}")
                 summary = record("finished", test=final_test(orchestrator))
         except BaseException as error:
             failure = _stopped(error)
@@ -422,7 +424,7 @@ def _watched(orchestrator: Orchestrator, directory: RunDirectory, debug: bool) -
         yield
 
 
-class _Told(logging.Handler):
+class _Warnings(logging.Handler):
     """What deeper layers log (a lost worker, a broken index) reaches the human and run.log."""
 
     def __init__(self, sinks: Sinks) -> None:

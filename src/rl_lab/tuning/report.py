@@ -18,7 +18,7 @@ from rl_lab.tuning.tuner import Suggestion, Tuner, best
 Result = tuple[Suggestion, str, float | None]
 AXIS_GAP, AXIS_HEIGHT = 130.0, 260.0  # of parallel coordinates
 BAR, BAR_LENGTH = 28.0, 320.0
-FEW = 8  # different results: with fewer, nothing is said about what mattered
+FEW = 8  # different results: with fewer, importances are not reported
 
 
 def write_report(sweep: Sweep, tuner: Tuner, folder: Path) -> dict[str, Any]:
@@ -119,8 +119,8 @@ def _markdown(sweep: Sweep, facts: Mapping[str, Any], pictures: Sequence[str]) -
         lines += ["", f"The best as a preset: `rl-lab train --config {facts['best']['config']}`"]
     if facts["importance"]:
         shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
-        told = sum(row["value"] is not None for row in facts["trials"])
-        lines += ["", f"What sets the better half of {told} trials apart (PED-ANOVA): {shares}."]
+        scored = sum(row["value"] is not None for row in facts["trials"])
+        lines += ["", f"What sets the better half of {scored} trials apart (PED-ANOVA): {shares}."]
     lines += [f"\n![{name}]({name}.svg)" for name in pictures]
     return "\n".join(lines) + "\n"
 
@@ -147,8 +147,8 @@ def _parallel(sweep: Sweep, results: Sequence[Result]) -> str:
     """A line for each trial through its values; the darker, the better. Gray: without a value."""
     dimensions = sweep.space.dimensions
     names = [*short_names(dimensions).values(), sweep.objective.metric]
-    told = [value for _, _, value in results if value is not None]
-    low, high = min(told), max(told)
+    scored = [value for _, _, value in results if value is not None]
+    low, high = min(scored), max(scored)
     gap = max(AXIS_GAP, *(svg.width_of(name, bold=True) + 24 for name in names))
     left, width = gap / 2, gap * len(names)
     top, bottom = 64.0, 64.0 + AXIS_HEIGHT
@@ -187,7 +187,7 @@ def _parallel(sweep: Sweep, results: Sequence[Result]) -> str:
             y = bottom - (bottom - top) * place
             axes.append(svg.element("line", x1=x - 3, x2=x + 3, y1=y, y2=y, stroke=svg.GREY))
             axes.append(svg.label(x + 7, y + 4, label, size=11))
-    title = f"Sweep {sweep.name}: {len(told)} trials, the darker the better"
+    title = f"Sweep {sweep.name}: {len(scored)} trials, the darker the better"
     head = svg.text(16, 30, title, size=15, bold=True)
     width = max(width, 32 + svg.width_of(title, 15, bold=True))
     return svg.document(width, bottom + 48, title, [head, *lines, *axes])

@@ -52,7 +52,7 @@ class Tuner:
         read_only: bool = False,
     ) -> None:
         """Without a `journal`, nothing is kept. `read_only`: look at one that another process may
-        be writing; nothing is suggested or told.
+        be writing; nothing is suggested or recorded.
         """
         optuna = _optuna()
         self.space = space if isinstance(space, Space) else parse_space(space)
@@ -306,6 +306,6 @@ def _labels(dimension: Choice) -> list[Any]:
 
 def best(results: Sequence[tuple[Suggestion, str, float | None]], direction: str) -> Any:
     """The trial with the best value, or None."""
-    told = [each for each in results if each[2] is not None]
+    scored = [each for each in results if each[2] is not None]
     sign = 1 if direction == "max" else -1
-    return max(told, key=lambda each: sign * (each[2] or 0.0), default=None)
+    return max(scored, key=lambda each: sign * (each[2] or 0.0), default=None)

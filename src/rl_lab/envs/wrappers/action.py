@@ -60,7 +60,7 @@ class RescaleAction(gym.wrappers.RescaleAction[Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         space = env.action_space
         if not isinstance(space, spaces.Box):
-            raise UserError(f"needs a continuous action, got {arguments.said(space)}")
+            raise UserError(f"needs a continuous action, got {arguments.described(space)}")
         if not space.is_bounded():
             raise UserError("needs a bounded action: some component has no bound")
         super().__init__(env, np.float32(-1), np.float32(1))
@@ -107,7 +107,7 @@ class ActionMask(gym.Wrapper[Any, Any, Any, Any]):
         elif isinstance(space, spaces.MultiDiscrete):
             self.sizes = [int(n) for n in space.nvec.reshape(-1)]
         else:
-            raise UserError(f"needs a discrete action, got {arguments.said(space)}")
+            raise UserError(f"needs a discrete action, got {arguments.described(space)}")
         self.is_dict = isinstance(own, spaces.Dict)
         parts = dict(own.spaces) if isinstance(own, spaces.Dict) else {OBSERVATION: own}
         mask = spaces.MultiBinary(sum(self.sizes))
@@ -152,9 +152,11 @@ def _legal(space: spaces.Space[Any], written: object) -> Any:
         try:
             exact = np.asarray(written, np.float64)
         except (TypeError, ValueError):
-            raise UserError(f"{written!r} is not an action of {arguments.said(space)}") from None
+            raise UserError(
+                f"{written!r} is not an action of {arguments.described(space)}"
+            ) from None
         found = exact.astype(space.dtype)
         fits = found.dtype.kind == "f" or np.array_equal(found, exact)
     if not fits or not space.contains(found):
-        raise UserError(f"{written!r} is not an action of {arguments.said(space)}")
+        raise UserError(f"{written!r} is not an action of {arguments.described(space)}")
     return found

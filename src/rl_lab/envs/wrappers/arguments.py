@@ -27,7 +27,7 @@ def box(env: gym.Env[Any, Any]) -> spaces.Box:
     """The observation space, which must be a Box."""
     space = env.observation_space
     if not isinstance(space, spaces.Box):
-        raise UserError(f"needs a Box observation, got {said(space)}")
+        raise UserError(f"needs a Box observation, got {described(space)}")
     return space
 
 
@@ -35,7 +35,7 @@ def vector(env: gym.Env[Any, Any]) -> spaces.Box:
     """The observation space, which must be a Box with one axis."""
     space = env.observation_space
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
-        raise UserError(f"needs a vector observation, got {said(space)}")
+        raise UserError(f"needs a vector observation, got {described(space)}")
     return space
 
 
@@ -44,7 +44,7 @@ def floating(space: spaces.Box) -> np.dtype[Any]:
     return np.dtype(space.dtype if np.issubdtype(space.dtype, np.floating) else np.float32)
 
 
-def said(space: spaces.Space[Any]) -> str:
+def described(space: spaces.Space[Any]) -> str:
     """A space in a few words; the bounds of a big Box would fill the screen."""
     if isinstance(space, spaces.Box):
         return f"a Box of shape {space.shape} and type {space.dtype}"

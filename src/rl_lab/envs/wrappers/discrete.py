@@ -100,7 +100,7 @@ class OneHotObservation(gym.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-            raise UserError(f"needs a Discrete observation, got {arguments.said(space)}")
+            raise UserError(f"needs a Discrete observation, got {arguments.described(space)}")
         self.observation_space = spaces.Box(0, 1, (spaces.flatdim(space),), np.float32)
 
     def observation(self, observation: int) -> Array:
@@ -120,7 +120,7 @@ class DiscreteEncoder(gym.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, spaces.Discrete):
-            raise UserError(f"needs a Discrete observation, got {arguments.said(space)}")
+            raise UserError(f"needs a Discrete observation, got {arguments.described(space)}")
         largest = int(space.n) - 1
         sizes = {"binary": max(1, largest.bit_length()), "onehot": largest + 1, "array": 1}
         if encoding not in sizes:

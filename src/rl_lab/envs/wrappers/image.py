@@ -31,10 +31,10 @@ class Grayscale(gym.ObservationWrapper[Any, Any, Any]):
         space = env.observation_space
         shape = tuple(space.shape or ())
         if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(shape) != 3:
-            raise UserError(f"needs a color image of type uint8, got {arguments.said(space)}")
+            raise UserError(f"needs a color image of type uint8, got {arguments.described(space)}")
         self.axis = -1 if shape[-1] == 3 else 0
         if shape[self.axis] != 3:
-            raise UserError(f"needs an image with 3 channels, got {arguments.said(space)}")
+            raise UserError(f"needs an image with 3 channels, got {arguments.described(space)}")
         gray = self.observation(np.zeros(shape, np.uint8))
         self.observation_space = spaces.Box(0, 255, gray.shape, np.uint8)
 
@@ -61,7 +61,7 @@ class Crop(gym.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         space = arguments.box(env)
         if len(space.shape) not in (2, 3):
-            raise UserError(f"needs an image, got {arguments.said(space)}")
+            raise UserError(f"needs an image, got {arguments.described(space)}")
         self.first_channel = len(space.shape) == 3 and channel_axis(space.shape) == 0
         rows, columns = space.shape[1:] if self.first_channel else space.shape[:2]
         if top + bottom >= rows or left + right >= columns:
@@ -96,7 +96,7 @@ class Resize(gym.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         space = arguments.box(env)
         if len(space.shape) not in (2, 3):
-            raise UserError(f"needs an image, got {arguments.said(space)}")
+            raise UserError(f"needs an image, got {arguments.described(space)}")
         wanted = [size, size] if isinstance(size, int) else list(size)
         if len(wanted) != 2:
             raise UserError(f"size must be a number or [height, width], got {size!r}")

@@ -69,7 +69,9 @@ class CountBonus(gym.Wrapper[Any, Any, Any, Any]):
             self.grid = Grid.over(space, bins, low, high)
             cells = self.grid.cells
         else:
-            raise UserError(f"needs a Box or Discrete observation, got {arguments.said(space)}")
+            raise UserError(
+                f"needs a Box or Discrete observation, got {arguments.described(space)}"
+            )
         if cells > MOST_CELLS:
             raise UserError(f"{cells} cells are too many: use fewer bins (at most {MOST_CELLS})")
         self.counts = np.zeros(cells, np.int64)

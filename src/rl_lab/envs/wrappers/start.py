@@ -25,11 +25,11 @@ class SkipStart(gym.Wrapper[Any, Any, Any, Any]):
         self.steps = steps
         space = env.action_space
         if not isinstance(space, spaces.Box | spaces.Discrete):
-            raise UserError(f"needs Box or Discrete actions, got {arguments.said(space)}")
+            raise UserError(f"needs Box or Discrete actions, got {arguments.described(space)}")
         zeros = np.zeros(space.shape or (), space.dtype)
         self.nothing = zeros if isinstance(space, spaces.Box) else int(zeros)
         if not space.contains(self.nothing):
-            raise UserError(f"an action of zeros is not one of {arguments.said(space)}")
+            raise UserError(f"an action of zeros is not one of {arguments.described(space)}")
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

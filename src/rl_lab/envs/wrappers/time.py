@@ -31,7 +31,8 @@ class FrameStack(gym.Wrapper[Any, Any, Any, Any]):
         space = env.observation_space
         if not isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete):
             raise UserError(
-                f"needs a Box, Discrete or MultiDiscrete observation, got {arguments.said(space)}"
+                f"needs a Box, Discrete or MultiDiscrete observation, "
+                f"got {arguments.described(space)}"
             )
         self.frames: deque[Array] = deque(maxlen=count)
         self.axis: int | None = None
