@@ -1,11 +1,13 @@
 """What a run costs besides its algorithm: the loop around it, its start, its checkpoints.
 
-    python benchmarks/overhead.py [--part loop|default|start|checkpoint] [--repeats 7]
+    python benchmarks/overhead.py [--part loop|default|shares|start|checkpoint] [--repeats 7]
 
 loop        the real run (guards, clocks, 500 rows, terminal, TensorBoard) against a bare loop of
             the same calls: collect, buffer, update. No evaluation, no checkpoint.
 default     the whole default run (evaluation, rows, checkpoints, terminal, TensorBoard), eager and
             compiled, against a bare loop of the same calls.
+shares      what the parts of such a default run take beside its calls, in CPU time: for a machine
+            that is busy with something else.
 start       from starting the interpreter of `rl-lab train CartPole-v1:ppo` to its first step, and
             to the end of its first rollout.
 checkpoint  the seconds of one save, as a share of the minute that lies between two.
@@ -17,9 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -99,9 +102,83 @@ def default(repeats: int, steps: int, tell: Tell) -> Report:
     )
 
 
-def real(config: RunConfig) -> float:
-    """Microseconds per step of a run with its default displays."""
-    marks: list[tuple[float, int]] = []
+def shares(repeats: int, steps: int, tell: Tell) -> Report:
+    """Where the CPU time of a default run goes; a share is of the calls of the same run."""
+    rows = []
+    for mode in ("off", "on"):
+        words = [f"training.total_timesteps={steps}", f"compute.compile={mode}"]
+        config = resolve(configure(SPEC, words)[0])
+        found = []
+        for number in range(repeats):
+            tell(f"[{number + 1}/{repeats}] compile={mode}")
+            found.append(spent(config))
+        calls = [each[CALLS] for each in found]
+        for name in found[0]:
+            own = [each[name] for each in found]
+            rows.append(measured(f"{name}, compile={mode}", own, (own, calls)))
+    return Report(
+        benchmark="overhead-shares",
+        title=f"{SPEC}, {steps:,} steps: the parts of a default run, in CPU time",
+        unit="µs per environment step",
+        ratio_means=f"to {CALLS}",
+        rows=rows,
+        settings={"steps": steps, "repeats": repeats},
+        notes=[f"the first {WARM_UP} cycles and the final test are not counted"],
+    )
+
+
+WHOLE, CALLS = "the whole run", "collect, buffer and update"
+
+
+def spent(config: RunConfig) -> dict[str, float]:
+    """CPU microseconds per step of a whole run and of its parts, after the warm-up."""
+    with default_run(config) as run:
+        seconds = dict.fromkeys(
+            (WHOLE, CALLS, "evaluations", "rows of metrics", "checkpoints"), 0.0
+        )
+        cycles, began = 0, (0.0, 0)
+
+        def timed(call: Callable[..., Any], part: str) -> Callable[..., Any]:
+            def counted(*arguments: Any, **more: Any) -> Any:
+                started = time.process_time()
+                try:
+                    return call(*arguments, **more)
+                finally:
+                    seconds[part] += time.process_time() - started
+
+            return counted
+
+        after_cycle = run.after_cycle
+
+        def after() -> None:
+            nonlocal cycles, began
+            after_cycle()
+            cycles += 1
+            if cycles == WARM_UP:
+                seconds.update(dict.fromkeys(seconds, 0.0))
+                began = time.process_time(), run.counters.env_steps
+
+        (buffer,) = run.buffers.values()
+        for owner, name, part in (
+            (run.algorithm, "collect_step", CALLS),
+            (buffer, "add", CALLS),
+            (run, "measure", "evaluations"),
+            (run, "write_row", "rows of metrics"),
+            (run, "save", "checkpoints"),
+        ):
+            setattr(owner, name, timed(getattr(owner, name), part))
+        run.hooks["update"] = timed(run.hooks["update"], CALLS)
+        run.after_cycle = after  # type: ignore[method-assign]
+        run.run()
+        seconds[WHOLE] = time.process_time() - began[0]
+        return {
+            name: 1e6 * each / (run.counters.env_steps - began[1]) for name, each in seconds.items()
+        }
+
+
+@contextmanager
+def default_run(config: RunConfig) -> Iterator[Orchestrator]:
+    """A run with its default displays, in a folder that is removed."""
     with tempfile.TemporaryDirectory(prefix="rl-lab-bench-") as folder:
         terminal = TerminalView(
             config.training.total_timesteps, title="bench", console=Console(file=io.StringIO())
@@ -112,14 +189,21 @@ def real(config: RunConfig) -> float:
             Sinks([terminal, TensorBoardSink(Path(folder) / "tensorboard")], None),
         )
         with closing(run):
-            after_cycle = run.after_cycle
+            yield run
 
-            def after() -> None:
-                after_cycle()
-                marks.append((time.perf_counter(), run.counters.env_steps))
 
-            run.after_cycle = after  # type: ignore[method-assign]
-            run.run()
+def real(config: RunConfig) -> float:
+    """Microseconds per step of a run with its default displays."""
+    marks: list[tuple[float, int]] = []
+    with default_run(config) as run:
+        after_cycle = run.after_cycle
+
+        def after() -> None:
+            after_cycle()
+            marks.append((time.perf_counter(), run.counters.env_steps))
+
+        run.after_cycle = after  # type: ignore[method-assign]
+        run.run()
     return steady(marks)
 
 
@@ -265,6 +349,7 @@ def saving(run: Orchestrator) -> float:
 PARTS: dict[str, Callable[[argparse.Namespace], Report]] = {
     "loop": lambda options: loop(options.repeats, options.steps, warn),
     "default": lambda options: default(options.repeats, options.steps, warn),
+    "shares": lambda options: shares(options.repeats, options.steps, warn),
     "start": lambda options: start(options.repeats, warn),
     "checkpoint": lambda options: checkpoint(options.repeats, warn),
 }

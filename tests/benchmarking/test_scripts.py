@@ -57,6 +57,14 @@ def test_the_loop_is_compared_with_the_same_calls(overhead, monkeypatch):
     assert "to the bare loop" in as_text(report, {})
 
 
+def test_the_parts_of_a_default_run_are_shares_of_its_calls(overhead):
+    words = ["training.total_timesteps=3000", "compute.compile=off", "evaluation.every_steps=1000"]
+    found = overhead.spent(overhead.resolve(overhead.configure(overhead.SPEC, words)[0]))
+    assert list(found)[:2] == [overhead.WHOLE, overhead.CALLS]
+    parts = sum(found.values()) - found[overhead.WHOLE]
+    assert min(found.values()) > 0 and 0.8 * found[overhead.WHOLE] < parts <= found[overhead.WHOLE]
+
+
 def test_the_first_rollout_is_waited_for(overhead, monkeypatch):
     began, ended = overhead.first_rollout()
     assert 0.3 < began < ended < 120

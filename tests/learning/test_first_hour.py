@@ -197,13 +197,14 @@ def test_a_run_on_disk_is_what_the_index_lists(trained):
     named = [re.split(r" {2,}", line[2:])[0] for line in listing.splitlines() if line[:2] == "  "]
     assert len(named) > 10
     files = {each for line in named for each in line.replace(", .", ", report.").split(", ")}
-    files |= set(re.findall(r"report\.svg", listing))
+    files |= set(re.findall(r"report\.svg|timing_alerts\.jsonl", listing))
     (trained.folder / "runs" / "index.sqlite").unlink()  # "it can be deleted"
     trained.type("rl-lab tag @last +paper")
     run = max(trained.folder.glob("runs/CartPole-v1-ppo-*"))
     there = {f"{each.name}/" if each.is_dir() else each.name for each in run.iterdir()}
     assert there <= {*files, "logs/"}  # nothing that is not explained
-    sometimes = {"pictures/", "videos/", "logs/run.log", "crash/"}
+    sometimes = {"pictures/", "videos/", "recordings/", "logs/run.log", "crash/"}
+    sometimes |= {"alerts.jsonl", "timing_alerts.jsonl"}
     assert files - sometimes <= there
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -225,6 +226,15 @@ def test_sigterm_ends_the_server_and_stops_its_recorders(tmp_path):
         wait.join()
         signal.signal(signal.SIGTERM, before)
     assert stopped == [True]
+
+
+def test_a_browser_that_is_quicker_than_the_server_waits(tmp_path):
+    """The address is printed, and opened in a browser, before the server answers."""
+    from rl_lab.ui.server import prepare
+
+    served = prepare(tmp_path, port=0)
+    with served.socket, socket.create_connection(served.socket.getsockname(), timeout=5):
+        pass  # refused, were it only bound
 
 
 def test_labels(client, named):

@@ -111,6 +111,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen()  # before the address is printed: a browser that is quicker waits
     except OSError as error:
         listening.close()
         raise UserError(
