@@ -29,6 +29,24 @@ def test_bounds_are_open_and_judge_the_mean_of_the_last_rows():
     assert fired([1, 2, 3], above=1, below=3) == [1]  # all conditions must hold
 
 
+def test_few_episodes_are_not_enough_to_say_that_nothing_is_learned():
+    """A fast run has many rows between two long episodes: all of them say the same."""
+    monitor = MonitorConfig(metric="train/x", rows=1, stalls=0.5)
+    seen = Seen()
+    for _ in range(80):
+        seen.add(-1400.0, monitor)
+        seen.settle(monitor)
+    judged = [reason(monitor, seen, largest=None, share=0.6, episodes=n) for n in (10, 49, 50)]
+    assert judged[:2] == [None, None] and judged[2] is not None
+
+
+def test_a_slow_gain_is_a_gain():
+    """A return of 0.01 that has become 0.09 half-way while its rows differ by 0.03 is no stall."""
+    values = [0.01 + 0.16 * index / 99 + (0.015 if index % 2 else -0.015) for index in range(100)]
+    # It gains 0.08 by then: more than twice the usual change of 0.03, less than four times.
+    assert fired(values, stalls=0.5, rows=5) == []
+
+
 def test_a_median_is_deaf_to_a_few_wild_rows():
     values = [1.0, 1.0, -90.0, 1.0, -90.0, -90.0]
     # medians of three: -, -, 1, 1, -90, -90; means: -, -, -29.3, -29.3, -59.7, -59.7

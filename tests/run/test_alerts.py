@@ -10,6 +10,7 @@ from rl_lab.cli.main import main
 from rl_lab.core.errors import RunError
 from rl_lab.core.state import fingerprint
 from rl_lab.display.sinks import Sink
+from rl_lab.monitoring.catalog import built_in
 from rl_lab.records import faults
 from rl_lab.records.alerts import Alert, read_alerts, write_alerts
 from rl_lab.records.columns import read_columns
@@ -115,6 +116,14 @@ def spoiling(names_restored):
 @pytest.mark.parametrize("monitor", FAULTS)
 def test_each_fires_on_a_planted_fault(monitor, tmp_path):
     assert monitor in fired(tiny_run(tmp_path, *FAULTS[monitor]).run)
+
+
+def test_no_monitor_is_without_a_planted_fault():
+    elsewhere = {
+        *("memory_high", "disk_low", "late", "slower", "open_loop_error"),  # below
+        "dead_units",  # test_debug.py
+    }
+    assert set(built_in()) == {*FAULTS, *elsewhere}
 
 
 def machine(run):

@@ -11,6 +11,7 @@ USUAL_WEIGHT = 0.05  # of the latest mean in what is usual
 USUAL_ROWS = 10  # rows before anything is unusual
 NOISE_WEIGHT = 0.1  # of the latest change in what is noise
 LONG_ROWS = 50  # rows before a run without a gain stalls
+LONG_EPISODES = 50  # ended episodes before it does: rows may be many where episodes are few
 # Less than this many of the usual changes between two rows, or than this share of the start, is no
 # gain: the first episodes that end are short ones, so any return rises a little at first.
 REAL_GAIN, REAL_SHARE = 4.0, 0.25
@@ -65,25 +66,31 @@ class Seen:
 
 
 def reason(
-    monitor: MonitorConfig, seen: Seen, *, largest: float | None, share: float
+    monitor: MonitorConfig,
+    seen: Seen,
+    *,
+    largest: float | None,
+    share: float,
+    episodes: float = math.inf,
 ) -> tuple[float, str] | None:
     """The value and why it fires: every condition of the monitor holds. None if one does not.
 
     `largest` is the largest size so far of the metric that bounds are multiples of; `share` is how
-    much of the run is over.
+    much of the run is over, `episodes` how many have ended.
     """
     value = seen.mean(monitor)
     if value is None or math.isnan(value) or not monitor.after <= share <= monitor.until:
         return None
     if monitor.of is not None and largest is None:
         return None
-    reasons = list(_judged(monitor, seen, value, largest, share))
+    may_stall = share >= (monitor.stalls or 0.0) and episodes >= LONG_EPISODES
+    reasons = list(_judged(monitor, seen, value, largest, may_stall=may_stall))
     held = [each for each in reasons if each]
     return (value, " and ".join(held)) if len(held) == len(reasons) else None
 
 
 def _judged(
-    monitor: MonitorConfig, seen: Seen, value: float, largest: float | None, share: float
+    monitor: MonitorConfig, seen: Seen, value: float, largest: float | None, *, may_stall: bool
 ) -> Iterator[str]:
     """One text per condition of the monitor; empty where it does not hold."""
     scale = 1.0 if monitor.of is None else max(largest or 0.0, 1.0)
@@ -113,8 +120,8 @@ def _judged(
         fell = _better(monitor, value, best) != value and lost > monitor.collapses * gain > 0
         yield f"it was {best:.3g} at its best" if fell else ""
     if monitor.stalls is not None:
-        long = share >= monitor.stalls and seen.count >= LONG_ROWS
-        stalled = long and seen.gain(STALLED_GAIN) == 0.0 and seen.start is not None
+        stalled = may_stall and seen.count >= LONG_ROWS
+        stalled = stalled and seen.gain(STALLED_GAIN) == 0.0 and seen.start is not None
         yield f"no better than the {seen.start:.3g} of the start" if stalled else ""
 
 

@@ -11,6 +11,7 @@ from rl_lab.monitoring.judge import Seen, reason
 from rl_lab.records.alerts import Alert, alert_of
 
 RECOVERY_ROWS = 5  # without a reason, or as many as the monitor judges: then it may fire again
+EPISODES = "episodes"  # in a row: how many have ended so far
 MOST_TOLD = 10  # alerts of one monitor about one metric; after that it is silent
 
 
@@ -33,6 +34,7 @@ class Watch:
         for name in self._references:
             if math.isfinite(row.get(name, math.nan)):  # NaN would stay the largest
                 self.largest[name] = max(abs(row[name]), self.largest.get(name, 0.0))
+        episodes = row.get(EPISODES, math.inf)
         found = []
         for metric, value in row.items():
             for name in self._watchers(metric):
@@ -40,7 +42,7 @@ class Watch:
                 seen = self.seen.setdefault(name, {}).setdefault(metric, Seen())
                 seen.add(float(value), monitor)
                 largest = self.largest.get(monitor.of or "")
-                why = reason(monitor, seen, largest=largest, share=share)
+                why = reason(monitor, seen, largest=largest, share=share, episodes=episodes)
                 if _speaks(seen, monitor, firing=why is not None):
                     assert why is not None
                     text = f"{metric} is {why[0]:.3g}: {why[1]}"
