@@ -53,6 +53,13 @@ def test_presets_are_trained_and_environments_stepped(folder, capsys):
     assert not (folder / "runs").exists()
 
 
+def test_a_preset_whose_dataset_is_not_here_is_skipped(capsys):
+    assert main(["smoke", "Pendulum-v1:iql", "--presets", "--limit", "1", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
+    assert row["status"] == "skipped"
+    assert row["detail"].startswith("buffers.data: pendulum/replay is missing")
+
+
 def test_only_one_kind_and_a_limit(capsys):
     assert main(["smoke", "cartpole", "--envs", "--limit", "1", "--timesteps", "10"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -6,9 +6,9 @@ better than its own they are. Departures from the paper: weights are cut off ins
 over the batch, as in most later code; gradients are clipped, at a norm that only outliers reach.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -142,7 +142,7 @@ class AWAC(Algorithm):
     unit_actions: ClassVar[bool] = True
     roles: ClassVar[Roles] = {}
     optimized: ClassVar[Optimized] = ()
-    phases: ClassVar[Sequence[Mapping[str, Any]]] = PHASES
+    phases: ClassVar[list[dict[str, Any]]] = PHASES
     defaults: ClassVar[Mapping[str, Any]] = offline_defaults()
     config: AWACConfig
 
@@ -186,7 +186,7 @@ class AWAC(Algorithm):
         """The distribution over actions, and the smaller Q of its most likely one."""
         obs = self.normalizer(obs)
         policy = self.policy.module(obs)
-        value = taken_q(self.critic.module, obs, policy.mode()).amin(0)
+        value = taken_q(cast(QEnsemble, self.critic.module), obs, policy.mode()).amin(0)
         return {**described(policy), "value": value}
 
     def track_statistics(self, trajectory: Batch) -> None:

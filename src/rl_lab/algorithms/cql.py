@@ -172,7 +172,7 @@ class CQL(Algorithm):
     unit_actions: ClassVar[bool] = True
     roles: ClassVar[Roles] = {}
     optimized: ClassVar[Optimized] = ()
-    phases: ClassVar[Sequence[Mapping[str, Any]]] = PHASES
+    phases: ClassVar[list[dict[str, Any]]] = PHASES
     defaults: ClassVar[Mapping[str, Any]] = offline_defaults()
     config: CQLConfig
 

@@ -8,7 +8,7 @@ reach; the policy's step size follows its cosine within each offline phase, and 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -172,7 +172,7 @@ class IQL(Algorithm):
     unit_actions: ClassVar[bool] = True
     roles: ClassVar[Roles] = {}
     optimized: ClassVar[Optimized] = ()
-    phases: ClassVar[Sequence[Mapping[str, Any]]] = PHASES
+    phases: ClassVar[list[dict[str, Any]]] = PHASES
     defaults: ClassVar[Mapping[str, Any]] = offline_defaults()
     config: IQLConfig
 

@@ -24,7 +24,7 @@ from rl_lab.networks.ensemble import QEnsemble, in_place
 from rl_lab.networks.mlp import linear, mlp
 
 Policy = DiagonalGaussian | Categorical
-PHASES = [  # 100,000 updates, evaluated every 5,000
+PHASES: list[dict[str, Any]] = [  # 100,000 updates, evaluated every 5,000
     {
         "name": "offline",
         "type": "offline",

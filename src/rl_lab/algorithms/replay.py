@@ -3,7 +3,7 @@
 Pure functions and configuration; how many gradient steps are due is `core.clock.UpdateBudget`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -184,7 +184,8 @@ def track_online(normalizer: Normalizer, trajectory: Batch, context: AlgorithmCo
 
 def dataset(context: AlgorithmContext) -> Dataset | None:
     """The first buffer that is only read."""
-    return next((each for each in context.buffers.values() if isinstance(each, Dataset)), None)
+    buffers: Iterable[object] = context.buffers.values()
+    return next((each for each in buffers if isinstance(each, Dataset)), None)
 
 
 def sample_minibatches(

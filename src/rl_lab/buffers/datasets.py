@@ -74,7 +74,9 @@ def find_data(path: str) -> Path:
         return root / there
     known = [str(each.parent.relative_to(root)) for each in sorted(root.glob("**/dataset.json"))]
     hint = did_you_mean(path, known)
-    raise UserError(f"{path} is missing: neither a file, nor a folder, nor a name in {root}{hint}")
+    raise UserError(
+        f"{path} is missing: neither a file, nor a folder, nor a name in {root}{hint}"
+    ) from FileNotFoundError(path)
 
 
 def open_dataset(path: str, spec: EnvSpec) -> Dataset:

@@ -100,8 +100,10 @@ def attempt(job: Callable[[], None]) -> dict[str, Any]:
 
 
 def _missing(error: BaseException) -> bool:
-    """True when a package is not installed, or an environment of a kind that is not supported."""
-    return isinstance(error, UnsupportedError) or isinstance(_first_cause(error), ImportError)
+    """True when a package or a dataset is missing, or an environment is not supported."""
+    return isinstance(error, UnsupportedError) or isinstance(
+        _first_cause(error), ImportError | FileNotFoundError
+    )
 
 
 def _first_cause(error: BaseException) -> BaseException:
