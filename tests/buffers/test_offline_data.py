@@ -15,6 +15,7 @@ from rl_lab.buffers.union import UnionConfig, UnionReplay
 from rl_lab.core.errors import UserError
 from rl_lab.core.protocols import Chunks, Dataset, Replay
 from rl_lab.core.state import join, split
+from rl_lab.core.tree import named_leaves
 from rl_lab.networks.normalizer import make_normalizer
 from rl_lab.run.session import resume
 from tiny_runs import run_hash, tiny_run
@@ -257,6 +258,38 @@ def test_a_folder_that_grew_is_what_it_was_for_a_checkpoint(tmp_path, monkeypatc
     again.load_state_dict(state)
     assert len(again) == len(buffer)
     assert torch.equal(again.last(10)["next_obs"], before["next_obs"])
+
+
+@pytest.mark.parametrize("spec", [SPEC, PARTS], ids=["frames", "parts"])
+@pytest.mark.parametrize("piece", [1, 300, facts.PIECE])
+def test_in_memory_or_on_disk_it_is_the_same(tmp_path, monkeypatch, spec, piece):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr("rl_lab.buffers.offline.PIECE", piece)
+    stream = Stream(3, seed=5, spec=spec)
+    config = DiskConfig(folder=str(tmp_path), capacity=1000, segment=700)
+    written = DiskReplay(config, setup(spec, num_envs=3))
+    for steps in (20, 1, 30):
+        written.add(stream.trajectory(steps))
+        stream.restart()  # cuts without a flag
+    written.state_dict()
+    near, far = offline(tmp_path, spec), offline(tmp_path, spec, ram=1)
+    assert near.ring is not near.files and far.ring is far.files
+    every = np.arange(len(near))
+    for n_step in (1, 4):
+        left, right = (
+            list(named_leaves(each.as_tensors(each.transitions(every, n_step), (len(every),))))
+            for each in (near, far)
+        )
+        pairs = zip(left, right, strict=True)
+        assert all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+    for draw in (lambda each: each.sequences(7, 5, 2), lambda each: each.chunks(9, 3, 4)):
+        left, right = draw(near), draw(far)
+        pairs = zip(named_leaves(left), named_leaves(right), strict=True)
+        assert all(torch.equal(one, other) for (_, one), (_, other) in pairs)
+    state = join(*split(near.state_dict()))
+    far.load_state_dict(state)  # more memory or less: the same run
+    far.setup.rng.bit_generator.state = near.setup.rng.bit_generator.state
+    assert torch.equal(far.sample(20)["reward"], near.sample(20)["reward"])
 
 
 # ---------------------------------------------------------------- in runs

@@ -1,7 +1,7 @@
 """Offline replay: a dataset that is only read, for learning without playing.
 
-A folder that a disk buffer has written stays on disk, however large it is. Anything else that
-`datasets` can read is held in memory.
+A folder that a disk buffer has written stays on disk, however large it is; a small one is copied
+into memory, where drawing is faster. Anything else that `datasets` can read is held in memory.
 """
 
 import zlib
@@ -33,11 +33,12 @@ from rl_lab.buffers.facts import (
 from rl_lab.buffers.segments import find_segments
 from rl_lab.buffers.sequence import SequenceConfig, SequenceReplay
 from rl_lab.buffers.storage import Ring, Steps, layout, row_bytes
-from rl_lab.core.batch import ACTION, Array, Batch
+from rl_lab.core.batch import ACTION, NEXT_OBS, OBS, RESET, Array, Batch
+from rl_lab.core.chunks import Columns
 from rl_lab.core.errors import UserError
 from rl_lab.core.options import option
 from rl_lab.core.protocols import BufferSetup
-from rl_lab.core.spec import EnvSpec
+from rl_lab.core.spec import Dict, EnvSpec
 
 PIECE = 16 * MIB  # of a dataset that is read for its checksum at a time
 
@@ -58,7 +59,7 @@ class OfflineConfig(SequenceConfig):
         high=1,
     )
     ram: int = option(
-        256 * MIB, "bytes of a disk buffer's files that are in memory at a time", low=1
+        256 * MIB, "bytes of files that are in memory at a time; smaller datasets are wholly", low=1
     )
 
 
@@ -82,6 +83,45 @@ class DatasetRing(DiskRing):
     def final_frame(self, name: str, number: Array) -> Array:
         """The frames that transitions with a cut after them ended in."""
         return super().final_frame(name, number).astype(self.types[name], copy=False)
+
+
+def in_memory(files: DiskRing, spec: EnvSpec) -> Ring:
+    """A copy of the same vector steps, with the same cuts and the same final frames."""
+    count = files.num_envs
+    ring = Ring(spec, files.total - files.oldest, count)
+    first, stop = files.oldest * count, files.total * count
+    piece = max(PIECE // row_bytes(layout(spec)) // count, 1) * count
+    begins = np.ones(count, np.bool_)
+    for start in range(first, stop, piece):
+        number = np.arange(start, min(start + piece, stop))
+
+        def shaped(rows: Array) -> Array:
+            return rows.reshape(-1, count, *rows.shape[1:])
+
+        cut = shaped(files.is_cut(number))
+        columns = {name: shaped(files.take(name, number)) for name in layout(spec)}
+        after = {
+            name.replace(OBS, NEXT_OBS, 1): shaped(files.next_frame(name, number))
+            for name in files.frame_names
+        }
+        reset = np.concatenate([begins[None], cut[:-1]])
+        ring.add(nested({**columns, **after, RESET: reset}, spec))
+        begins = cut[-1]
+    return ring
+
+
+def nested(columns: Columns, spec: EnvSpec) -> Batch:
+    """Columns such as `obs/camera` as a batch."""
+    if not isinstance(spec.observation, Dict):
+        return dict(columns)
+    batch: Batch = {OBS: {}, NEXT_OBS: {}}
+    for name, rows in columns.items():
+        key, _, part = name.partition("/")
+        if part:
+            batch[key][part] = rows
+        else:
+            batch[name] = rows
+    return batch
 
 
 class OfflineReplay(SequenceReplay):
@@ -115,17 +155,29 @@ class OfflineReplay(SequenceReplay):
         """Memory: everything, or only the index (and recurrent states) of what stays on disk."""
         if self.dataset is not None:
             return super().needed_bytes(rows)
-        return memory_needed(self.setup, rows, SEGMENT) + self.latent_bytes(rows)
+        index = memory_needed(self.setup, rows, SEGMENT) + self.latent_bytes(rows)
+        return index + (super().needed_bytes(rows) if self.is_small(rows) else 0)
+
+    def is_small(self, rows: int) -> bool:
+        """True if that many vector steps of files may be held in memory: they are drawn faster."""
+        size = row_bytes(layout(self.setup.spec)) * rows * self.setup.num_envs
+        return size <= self.config.ram
 
     def make_ring(self, rows: int) -> Steps:
         """The whole dataset."""
         spec, num_envs = self.setup.spec, self.setup.num_envs
         if self.dataset is None:
-            return DatasetRing(spec, self.about, self.folder, rows, self.config.ram)
+            self.files = DatasetRing(spec, self.about, self.folder, rows, self.config.ram)
+            return self._near()
         ring = Ring(spec, rows, num_envs)
         for trajectory in self.dataset.trajectories():
             ring.add(trajectory)
         return ring
+
+    def _near(self) -> Steps:
+        """The files, or a copy of a small dataset that is used from its first step on."""
+        whole = self.files.oldest == 0 and self.is_small(self.files.rows)
+        return in_memory(self.files, self.setup.spec) if whole else self.files
 
     def add(self, trajectory: Batch) -> None:
         """A dataset is only read."""
@@ -181,15 +233,18 @@ class OfflineReplay(SequenceReplay):
     def state_dict(self) -> dict[str, Any]:
         """Nothing of the data, only what it looked like."""
         if self.dataset is None:
-            return super().state_dict()
+            return self.files.state_dict() | self.progress()
         return self.progress() | {"transitions": len(self), "checksum": self.checksum}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with the same dataset."""
         if self.dataset is None:
-            if state["rows"] < self.ring.rows:  # files were added: those of then are read
-                self.ring = self.make_ring(int(state["rows"]))
-            super().load_state_dict(state)
+            if state["rows"] < self.files.rows:  # files were added: those of then are read
+                self.make_ring(int(state["rows"]))
+            self.files.load_state_dict(state)
+            self.ring = self._near()
+            self._index()
+            self.load_progress(state)
             self.end()
             return
         if (state["transitions"], state["checksum"]) != (len(self), self.checksum):

@@ -128,7 +128,12 @@ def record(
 
 
 @app.command(context_settings=SETTINGS)
-def info(data: Data, as_json: Json = False) -> int:
+def info(
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="a name in datasets/, or a folder of ours")
+    ],
+    as_json: Json = False,
+) -> int:
     """Show what a dataset has: spaces, episodes, returns, references, where it came from.
 
     Every file is compared with its checksum first.
