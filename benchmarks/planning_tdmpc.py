@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from rl_lab.algorithms.tdmpc import tdmpc
+from rl_lab.algorithms.tdmpc import plans
 from rl_lab.algorithms.tdmpc.tdmpc import PLAN, TDMPC2
 from rl_lab.algorithms.tdmpc.world_model import LatentModel, Policy
 from rl_lab.api import configure
@@ -41,8 +41,8 @@ def compare(spec: str, environments: int, repeats: int, tell: Tell, *words: str)
         algorithm = make_algorithm(config, context)
         assert isinstance(algorithm, TDMPC2)
         jobs = planners(algorithm, environments)
-        plans = [job().state[PLAN] for job in jobs.values()]
-        if not torch.allclose(plans[0], plans[1], atol=1e-3):
+        found = [job().state[PLAN] for job in jobs.values()]
+        if not torch.allclose(*found, atol=1e-3):
             raise RunError("the two ways do not give the same plan")
         samples = interleave(
             {name: partial(milliseconds, job) for name, job in jobs.items()}, repeats, tell
@@ -69,7 +69,7 @@ def planners(algorithm: TDMPC2, environments: int) -> dict[str, Callable[[], Act
         each.normal_(std=0.1, generator=generator)
     shape = algorithm.context.spec.observation.shape  # type: ignore[union-attr]
     obs = torch.randn(environments, *shape, generator=generator)
-    honest = tdmpc.plan_returns
+    honest = plans.plan_returns
 
     def one_by_one(
         model: LatentModel,
@@ -94,7 +94,7 @@ def planners(algorithm: TDMPC2, environments: int) -> dict[str, Callable[[], Act
         return algorithm.act(obs, state, deterministic=True)
 
     def decide_slowly() -> Action:
-        with mock.patch.object(tdmpc, "plan_returns", one_by_one):
+        with mock.patch.object(plans, "plan_returns", one_by_one):
             return decide()
 
     return {"together": decide, "alone": decide_slowly}

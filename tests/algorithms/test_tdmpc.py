@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from rl_lab.algorithms.tdmpc import tdmpc
-from rl_lab.algorithms.tdmpc.tdmpc import (
-    PLAN,
+from rl_lab.algorithms.tdmpc.config import (
     TDMPC1Config,
     TDMPC2Config,
     discount,
     expects_ends,
+)
+from rl_lab.algorithms.tdmpc.plans import plan_returns
+from rl_lab.algorithms.tdmpc.tdmpc import (
+    PLAN,
     model_loss,
-    plan_returns,
     policy_loss,
     policy_weights,
     step_weights,

@@ -131,10 +131,11 @@ DREAMERS = {
         "algorithm.planner.elites=3",
     ],
 }
+SLOWLY = {"learning_starts": 64, "train_every": 16, "replay_ratio": 0.07}
 TDMPC = {
-    "tdmpc": ["Pendulum-v1:random", *tdmpc_words("tdmpc", **{"planner.ramp": 300})],
-    "tdmpc2": ["Pendulum-v1:random", *tdmpc_words("tdmpc2")],
-    "tdmpc2 discrete": ["CartPole-v1:random", *tdmpc_words("tdmpc2")],
+    "tdmpc": ["Pendulum-v1:random", *tdmpc_words("tdmpc", **SLOWLY, **{"planner.ramp": 300})],
+    "tdmpc2": ["Pendulum-v1:random", *tdmpc_words("tdmpc2", **SLOWLY)],
+    "tdmpc2 discrete": ["CartPole-v1:random", *tdmpc_words("tdmpc2", **SLOWLY)],
 }
 ROUNDS = [*WORLD_MODELS, PHASES, "training.total_timesteps=4096", "checkpoint.every_steps=64"]
 ROUNDS += ["algorithm.train_every=10", "environment.max_episode_steps=15"]
