@@ -44,7 +44,16 @@ from rl_lab.core.protocols import AlgorithmContext, BufferSetup, Phase, Workflow
 from rl_lab.core.registry import register
 from rl_lab.core.schedule import Schedule, at, extremes, parse_schedule
 from rl_lab.core.schema import AlgorithmConfig, BufferConfig
-from rl_lab.core.spec import Box, Dict, Discrete, EnvSpec, MultiDiscrete, Observation, Space
+from rl_lab.core.spec import (
+    Box,
+    Demonstrator,
+    Dict,
+    Discrete,
+    EnvSpec,
+    MultiDiscrete,
+    Observation,
+    Space,
+)
 from rl_lab.core.state import Stateful, Tree
 from rl_lab.display.sinks import Sink
 
@@ -76,6 +85,7 @@ __all__ = [
     "BufferSetup",
     "CollectResult",
     "ConfigError",
+    "Demonstrator",
     "Dict",
     "Discrete",
     "EnvSpec",
