@@ -16,7 +16,7 @@ from rl_lab.core.errors import NonFiniteError, UserError
 from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.core.spec import Box, Dict, Discrete, MultiDiscrete
 from rl_lab.core.tree import named_leaves
-from rl_lab.envs.action_replay import Forgotten, Replayed
+from rl_lab.envs.action_replay import Replayed, ResetOnResume
 from rl_lab.envs.check import check_env
 from rl_lab.envs.make import make_vector
 from rl_lab.envs.process import ProcessVector
@@ -350,7 +350,7 @@ def stacked(frames: int, *shape: int, kind: Any = np.uint8) -> Any:
         (gym.wrappers.FrameStackObservation(Film(40, 40, 3), 4), 4),
         (gym.wrappers.TimeLimit(gym.wrappers.OrderEnforcing(stacked(4, 40, 40, 3)), 9), 4),
         (gym.wrappers.ClipReward(gym.wrappers.NormalizeReward(stacked(4, 40, 40, 3)), 0, 1), 4),
-        (gym.wrappers.RecordEpisodeStatistics(Forgotten(stacked(4, 40, 40, 3))), 4),
+        (gym.wrappers.RecordEpisodeStatistics(ResetOnResume(stacked(4, 40, 40, 3))), 4),
         (Replayed(partial(stacked, 4, 40, 40, 3)), 4),
         (gym.wrappers.FlattenObservation(stacked(4, 40, 40, 3)), 1),  # a quarter is ten rows
         (Noise(stacked(4, 40, 40, 3)), 1),

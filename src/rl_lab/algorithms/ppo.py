@@ -292,7 +292,7 @@ class PPO(Algorithm):
 
     def describe(self, obs: Obs, state: Any) -> Mapping[str, Tensor]:
         """The distribution over actions, and the value."""
-        policy, value = self.model.look(obs, state)
+        policy, value = self.model.policy_and_value(obs, state)
         return {**described(policy), "value": value}
 
     def initial_state(self, batch: int) -> Any:

@@ -226,7 +226,7 @@ class Reinforce(Algorithm):
 
     def describe(self, obs: Obs, state: Any) -> Mapping[str, Tensor]:
         """The distribution over actions, and the value of the baseline if there is one."""
-        policy, value = self.model.look(obs, state)
+        policy, value = self.model.policy_and_value(obs, state)
         return {**described(policy), **({"value": value} if self.has_baseline else {})}
 
     def initial_state(self, batch: int) -> Any:

@@ -83,7 +83,7 @@ class Replayed(gym.Wrapper[Any, Any, Any, Any]):
             self._fresh = True
 
 
-class Forgotten(gym.Wrapper[Any, Any, Any, Any]):
+class ResetOnResume(gym.Wrapper[Any, Any, Any, Any]):
     """Declares an environment E3: a resumed run starts new episodes, whatever could be captured."""
 
 

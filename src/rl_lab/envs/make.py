@@ -23,7 +23,7 @@ from rl_lab.core.failure import located
 from rl_lab.core.protocols import VectorEnv
 from rl_lab.core.schema import EnvironmentConfig
 from rl_lab.envs import atari, bandit, dmc, envpool, minigrid, mujoco, worlds
-from rl_lab.envs.action_replay import Forgotten, Replayed
+from rl_lab.envs.action_replay import Replayed, ResetOnResume
 from rl_lab.envs.classic import TASKS, ClassicVector
 from rl_lab.envs.contract import check_signature
 from rl_lab.envs.process import ProcessVector, usable_cores
@@ -342,7 +342,7 @@ def _make_wrapped(
         )
     env = _make(config, registered)
     if choice == "reset":
-        env = Forgotten(env)
+        env = ResetOnResume(env)
     return wrap(env, config.wrappers, training=training)
 
 

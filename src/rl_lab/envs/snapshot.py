@@ -29,7 +29,7 @@ from torch import Tensor
 from rl_lab.core.errors import UserError
 from rl_lab.core.state import Tree
 from rl_lab.envs import mujoco
-from rl_lab.envs.action_replay import Forgotten, Replayed
+from rl_lab.envs.action_replay import Replayed, ResetOnResume
 
 SAVED = ("E0", "E1")  # levels at which a checkpoint holds what puts an environment back
 
@@ -147,7 +147,7 @@ class _Writer:
             return self._array(value, path)
         if isinstance(value, Replayed):
             return {REPLAY: self.node(value.record(), f"{path}.record")}
-        if isinstance(value, Forgotten):
+        if isinstance(value, ResetOnResume):
             raise SnapshotError("environment.snapshot=reset asks for new episodes")
         if mujoco.is_data(value):
             return {MUJOCO: mujoco.capture_data(value)}

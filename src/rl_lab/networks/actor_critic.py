@@ -131,7 +131,7 @@ class ActorCritic(nn.Module):
         new_state = {role: moved for role, (_, moved) in steps.items()}
         return self.actor(steps[self.actor_torso][0], mask), new_state
 
-    def look(self, obs: Obs, state: State) -> tuple[Distribution, Tensor]:
+    def policy_and_value(self, obs: Obs, state: State) -> tuple[Distribution, Tensor]:
         """The distribution and the value of one time step [N, …]; memories stay as they are."""
         if not self.has_memory:
             policy, value, _ = self(obs, state, None)
