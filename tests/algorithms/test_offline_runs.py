@@ -212,6 +212,13 @@ def test_values_that_cannot_work_are_refused(options):
         IQLConfig(**options)
 
 
+@pytest.mark.parametrize("preset", ["Pendulum-v1:iql_finetune", "Pendulum-v1:sac_rlpd"])
+def test_a_preset_with_a_union_can_be_made_small(preset):
+    config, _ = api.configure(preset, ["training.total_timesteps=300"], small=True)
+    assert config.buffers["replay"].capacity < 20_000
+    assert config.buffers["mixed"].capacity is None
+
+
 def test_updates_of_offline_phases_are_counted():
     phases = [
         {"name": "a", "type": "offline", "duration_updates": "5_000", "hooks": ["update"]},

@@ -109,7 +109,7 @@ class ReplayConfig(AlgorithmConfig):
         if self.learning_starts >= steps:
             changes.append({"algorithm.learning_starts": steps * 9 // 10})
         for name, buffer in run.buffers.items():
-            if getattr(buffer, "capacity", 0) > enough:
+            if (getattr(buffer, "capacity", None) or 0) > enough:  # None: no fixed number
                 changes.append({f"buffers.{name}.capacity": enough})
         return changes
 
