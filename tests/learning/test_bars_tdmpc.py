@@ -23,7 +23,7 @@ def final_return(tmp_path, seed: int, steps: int) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_learns(tmp_path, seed):
-    assert final_return(tmp_path, seed, 5_000) >= -400  # at random -1200
+    assert final_return(tmp_path, seed, 10_000) >= -250  # at random -1200
 
 
 def test_from_the_actions_of_other_sequences_it_does_not_learn(tmp_path, monkeypatch):
@@ -35,4 +35,4 @@ def test_from_the_actions_of_other_sequences_it_does_not_learn(tmp_path, monkeyp
         return honest(self, {**batch, PREVIOUS_ACTION: others}, phase=phase)
 
     monkeypatch.setattr(TDMPC2, "update", mixed)
-    assert final_return(tmp_path, 1, 5_000) < -600
+    assert final_return(tmp_path, 1, 10_000) < -600

@@ -1,6 +1,11 @@
 """TD-MPC2 of a size for tests."""
 
+import numpy as np
 import torch
+
+from rl_lab.algorithms.tdmpc.config import TDMPC2Config
+from rl_lab.algorithms.tdmpc.world_model import LatentModel, Policy
+from rl_lab.core.spec import Box, EnvSpec
 
 SIZES = {
     "size": "own",
@@ -42,3 +47,25 @@ def play(orchestrator, cycles: int) -> None:
 
 def weights(module) -> torch.Tensor:
     return torch.cat([each.detach().reshape(-1) for each in module.parameters()])
+
+
+def box(*shape: int, kind: type = np.float32, low: float = -1, high: float = 1) -> Box:
+    bounds = (np.full(shape, each, kind) for each in (low, high))
+    return Box(shape, np.dtype(kind), *bounds)
+
+
+def stream(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def small(**own) -> TDMPC2Config:
+    return TDMPC2Config(**{**SIZES, **own})
+
+
+SPEC = EnvSpec("small", box(3), box(2))
+
+
+def networks(*, ends: bool = False, spec: EnvSpec = SPEC, **own) -> tuple[LatentModel, Policy]:
+    torch.manual_seed(0)
+    config = small(**own)
+    return LatentModel(spec, config, ends=ends), Policy(spec.action, config)
