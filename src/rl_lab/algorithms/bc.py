@@ -120,7 +120,9 @@ class CloneNetwork(nn.Module):
         hidden_dims = config.actor.hidden_dims
         self.hidden = mlp(width, hidden_dims, config.actor.activation)
         self.output = linear([width, *hidden_dims][-1], self._outputs(), gain=0.01)
-        if loss == "gmm" and isinstance(spec.action, Box):  # means that all begin in the same place would stay together
+        if loss == "gmm" and isinstance(
+            spec.action, Box
+        ):  # means that all begin in the same place would stay together
             span = slice(modes, modes + modes * spec.action.size)
             nn.init.uniform_(self.output.bias[span], -1.0, 1.0)
 
