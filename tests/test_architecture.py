@@ -108,6 +108,7 @@ LONGEST = 500  # lines; a longer file needs a reason
 LONGER = {
     "core/learner.py": "the only class that knows flat parameters: loss, rule, target, state",
     "tests/algorithms/test_dqn.py": "one algorithm, by hand",
+    "tests/algorithms/test_tdmpc.py": "one algorithm, by hand",
     "algorithms/dreamer/dreamer.py": "three versions of one algorithm, read top to bottom",
     "api.py": "one function for each thing to do, mostly its signature and its docstring",
     "run/build.py": "the only wiring: splitting it would hide who is made where",
