@@ -11,7 +11,7 @@ QUIET = ["logging.tensorboard=false", "logging.report=false", "evaluation.every_
 HEADS = ["network.actor.hidden_dims=[64, 64]", "network.critic.hidden_dims=[64, 64]"]
 SETTINGS = ["algorithm.learning_rate=1e-3", "algorithm.batch_size=128"]
 SOFT = ["algorithm.target_every=1", "algorithm.target_rate=0.01"]
-BC_OF_IQL, BC_OF_TD3 = "algorithm.beta=0", "algorithm.alpha=0"
+IMITATION = "algorithm.alpha=0"
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +22,6 @@ def expert(tmp_path_factory):
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory):
     return cartpole_mixed(tmp_path_factory.mktemp("data") / "mixed.npz")
-
-
-@pytest.fixture(scope="module")
-def replay(tmp_path_factory):
-    """All that a small SAC has seen in 4,000 steps, in the files of a disk buffer."""
-    folder = tmp_path_factory.mktemp("data")
-    words = [
-        *("buffers.replay.type=disk", f"buffers.replay.folder={folder / 'replay'}"),
-        *("~buffers.replay.capacity", "buffers.replay.segment=2_000"),
-        *("algorithm.learning_starts=200", "training.total_timesteps=4_000"),
-        *("compute.compile=off", *HEADS, *SETTINGS, *QUIET),
-    ]
-    api.train("Pendulum-v1:sac", seed=1, runs_dir=folder / "runs", overrides=words)
-    return folder / "replay"
 
 
 def final_return(tmp_path, spec: str, data, updates: int, *words: str, seed: int = 1) -> float:
@@ -54,21 +40,11 @@ def test_td3_bc_learns_from_an_expert(tmp_path, expert, seed):
 
 
 def test_imitation_alone_learns_from_an_expert(tmp_path, expert):
-    assert final_return(tmp_path, "Pendulum-v1:td3_bc", expert, 3000, *HEADS, BC_OF_TD3) >= -300
+    assert final_return(tmp_path, "Pendulum-v1:td3_bc", expert, 3000, *HEADS, IMITATION) >= -300
 
 
 def test_without_imitation_td3_fails_on_what_an_expert_has_shown(tmp_path, expert):
     assert final_return(tmp_path, "Pendulum-v1:td3", expert, 3000, *HEADS) <= -800
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_iql_learns_from_a_replay(tmp_path, replay, seed):
-    words = [*HEADS, "algorithm.beta=1"]
-    assert final_return(tmp_path, "Pendulum-v1:iql", replay, 6000, *words, seed=seed) >= -350
-
-
-def test_imitation_of_a_replay_fails(tmp_path, replay):
-    assert final_return(tmp_path, "Pendulum-v1:iql", replay, 3000, *HEADS, BC_OF_IQL) <= -600
 
 
 @pytest.mark.parametrize("seed", SEEDS)
