@@ -61,6 +61,11 @@ TYPED: dict[str, list[tuple[str, int, str]]] = {
     "export RUNS": [("export 'CartPole-*'", 0, "| CartPole-v1 |")],
     "report RUNS": [("report @last", 0, "report.html")],
     "demo": [("demo --steps 4000", 0, "Done. The runs are in")],
+    "dataset record": [("dataset record @last --episodes 4 -o small", 0, "transitions")],
+    "dataset info": [("dataset info small", 0, "expert play")],
+    "dataset merge": [("dataset merge small small -o twice", 0, "episodes      8")],
+    "dataset split": [("dataset split twice --fraction 0.5 -o one -o two", 0, "two")],
+    "dataset convert": [("dataset convert small --to npz -o files", 0, "converted: ")],
     "publish RUN": [
         ("publish @last --episodes 2 --dry-run published", 0, "written: published"),
         ("publish @last --repo me/policy", 2, "pip install 'rl-lab[hub]'"),
