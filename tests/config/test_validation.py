@@ -260,6 +260,8 @@ def test_every_float_of_every_algorithm_can_be_scheduled(name: str, key: str) ->
     for written in ways:
         more = {"squashed": False} if (name, key) == ("dreamer_v1", "entropy") else {}
         tree = {**BASE, "algorithm": {"name": name, key: written, **more}}
+        if "data" in catalog.algorithm_class(name).defaults.get("buffers", {}):
+            tree["buffers"] = {"data": {"path": "somewhere"}}
         if key == "reconstruction_coefficient":
             tree["network"] = {"memory": {"type": "gru"}}  # whose features are decoded
         config = validate(tree, {})

@@ -132,8 +132,8 @@ def test_when_too_many_rows_wait_the_run_ends_with_one_line(tmp_path, monkeypatc
             log.append(step, ROW)
     assert step < 40
     assert str(caught.value) == (
-        f"cannot write {tmp_path / 'm'}: File too large; the last checkpoint is good: make room, "
-        "then resume the run"
+        f"cannot write {tmp_path / 'm'}: File too large; make room, then resume the run: it "
+        "goes on from its last checkpoint, if it has one"
     )
     log.close()
     assert [row["step"] for row in read_metrics(tmp_path / "m")] == [0, 1, 2, 3]  # whole rows only

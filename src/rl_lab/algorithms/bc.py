@@ -175,7 +175,7 @@ def _accuracy(policy: Categorical | MultiCategorical, action: Tensor) -> Tensor:
 
 
 class BC(Algorithm):
-    """Behavioral cloning."""
+    """Behavioral cloning: imitates the actions of a dataset or of a demonstrator."""
 
     Config: ClassVar[type | None] = BCConfig
     learns_from: ClassVar[LearnsFrom] = "chunks"

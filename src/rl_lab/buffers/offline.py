@@ -152,11 +152,12 @@ class OfflineReplay(SequenceReplay):
         self.end()
 
     def needed_bytes(self, rows: int) -> int:
-        """Memory: everything, or only the index (and recurrent states) of what stays on disk."""
+        """Memory: of what is copied everything, else the index and recurrent states."""
         if self.dataset is not None:
             return super().needed_bytes(rows)
-        index = memory_needed(self.setup, rows, SEGMENT) + self.latent_bytes(rows)
-        return index + (super().needed_bytes(rows) if self.is_small(rows) else 0)
+        files = memory_needed(self.setup, rows, SEGMENT)
+        copied = super().needed_bytes(rows) if self.is_small(rows) else self.latent_bytes(rows)
+        return files + copied
 
     def is_small(self, rows: int) -> bool:
         """True if that many vector steps of files may be held in memory: they are drawn faster."""
