@@ -165,7 +165,7 @@ class Process(Protocol):
     def training(
         self, clean: Tensor, noise: Tensor, rng: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Noisy chunks, the levels [B] that the network is told, and what it should answer."""
+        """Noisy chunks, their noise levels [B] (inputs of the network), and the values to predict."""
 
     def sample(self, predict: Denoise, start: Tensor, noises: Tensor | None) -> Tensor:
         """Chunks from noise [B, Tp, A]; without `noises` [noises, B, Tp, A] nothing is drawn."""
