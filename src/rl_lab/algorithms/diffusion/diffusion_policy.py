@@ -165,7 +165,7 @@ class Process(Protocol):
     def training(
         self, clean: Tensor, noise: Tensor, rng: torch.Generator
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Noisy chunks, their noise levels [B] (inputs of the network), and the values to predict."""
+        """Noisy chunks, their noise levels [B], and the values that the network predicts."""
 
     def sample(self, predict: Denoise, start: Tensor, noises: Tensor | None) -> Tensor:
         """Chunks from noise [B, Tp, A]; without `noises` [noises, B, Tp, A] nothing is drawn."""
