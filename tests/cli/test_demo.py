@@ -36,7 +36,8 @@ def test_ctrl_c_ends_the_training_too(tmp_path):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not any(tmp_path.glob("*/metrics.jsonl")):
+    begun = ("*/metrics.jsonl", "*/run.lock")
+    while time.monotonic() < deadline and not all(any(tmp_path.glob(each)) for each in begun):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=120)
