@@ -59,7 +59,7 @@ def action_space(about: Mapping[str, Any], where: Path) -> Space | None:
         )
         return Box(shape, np.dtype(np.float32), low, high)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{where} says nothing sensible about its actions: {error!r}") from error
+        raise UserError(f"{where} does not describe its actions: {error!r}") from error
 
 
 def check_actions(folder: Path, about: Mapping[str, Any], spec: EnvSpec) -> None:

@@ -156,7 +156,7 @@ class Writer:
         return segment
 
     def add_all(self, episodes: Iterable[Episode], size: int = SEGMENT) -> int:
-        """All of a stream, in files of about so many bytes; how many episodes there were."""
+        """All of a stream, in files of about that many bytes; how many episodes there were."""
         waiting: list[Episode] = []
         held = count = 0
         for episode in episodes:

@@ -57,7 +57,7 @@ class Seen:
         return sum(self.recent) / len(self.recent)
 
     def gain(self, changes: float) -> float:
-        """How far the best is from the start; 0 if that may be noise of so many changes."""
+        """How far the best is from the start; 0 if that may be noise of `changes` usual changes."""
         if self.start is None or self.best is None:
             return 0.0
         gain = abs(self.best - self.start)

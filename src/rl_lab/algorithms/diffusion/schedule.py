@@ -158,7 +158,7 @@ def euler(velocity: Denoise, start: Tensor, steps: int) -> Tensor:
 
 
 def ema_decay(updates: int, *, power: float, most: float) -> float:
-    """Decay of the average of weights after so many updates: 1 − (1 + n)^−power, at most `most`.
+    """Decay of the average of weights after n updates: 1 − (1 + n)^−power, at most `most`.
 
     It begins at 0 (a copy), so early weights are soon forgotten.
     """
